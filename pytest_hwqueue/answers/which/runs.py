@@ -6,7 +6,7 @@ They are measured, or read from stored records.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,7 @@ from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError, files
 from pytest_hwqueue.data.figures.of_requests import Session
 from pytest_hwqueue.data.records.conditions import is_of_mode
 from pytest_hwqueue.data.records.files import TRACED
+from pytest_hwqueue.data.records.fingerprint import Value
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.scenarios.goals import NATIVE
@@ -34,6 +35,7 @@ from pytest_hwqueue.engine.scenarios.planned_runs import (
 )
 from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns, WindowRecord
 from pytest_hwqueue.engine.tenants.servers import for_records
+from pytest_hwqueue.parts.devices.fingerprint import NOT_KNOWN, value_of_process
 
 
 @dataclass(frozen=True)
@@ -246,11 +248,12 @@ class SameDevice:
 
     Two modes differ in what they do to tenants' processes: an MPS client's variables, the
     multiprocessors of its partition, a preloaded library. So records of one mode are compared in
-    all conditions, those of two in the conditions that no process can change.
+    all conditions of each tenant, those of two in the conditions that no process can change. What
+    is not known, as of a server of the user's, fits.
     """
 
     def __init__(self) -> None:
-        self._first: dict[tuple[TenantPlacement, str], tuple[Path, ColocationRecord]] = {}
+        self._first: dict[tuple[TenantPlacement, str, str], tuple[Path, ColocationRecord]] = {}
 
     def check(self, record: ColocationRecord, path: Path) -> None:
         """Raise RecordError if the record differs from an earlier one; one without conditions fits.
@@ -259,26 +262,38 @@ class SameDevice:
         """
         if record.fingerprint is None:
             return
-        mode = record.placement, record.scheduler
-        of_mode = self._first.setdefault(mode, (path, record))
-        _check_alike(*of_mode, record, path)
+        for tenant in record.plan.tenants:
+            key = record.placement, record.scheduler, tenant.name
+            of_mode = self._first.setdefault(key, (path, record))
+            _check_alike(*of_mode, record, path, tenant.name)
         of_all = next(iter(self._first.values()))
-        _check_alike(*of_all, record, path, ignored=is_of_mode)
+        _check_alike(*of_all, record, path)
 
 
 def _check_alike(
     first_path: Path, first: ColocationRecord, record: ColocationRecord, path: Path,
-    ignored: Callable[[str], bool] = lambda _: False,
+    tenant: str | None = None,
 ) -> None:  # fmt: skip
-    assert first.fingerprint is not None
-    assert record.fingerprint is not None
-    a, b = first.fingerprint.hard, record.fingerprint.hard
+    """Compare two records in what a tenant's process found; in the rest without one."""
+    a, b = _conditions(first, tenant), _conditions(record, tenant)
     for name in sorted(a.keys() | b.keys()):
-        if a.get(name) != b.get(name) and not ignored(name):
+        then, now = a.get(name), b.get(name)
+        if then != now and NOT_KNOWN not in (then, now):
             raise RecordError(
-                f"{first_path} and {path} cannot stand in one table: {name} was {a.get(name)!r} "
-                f"and {b.get(name)!r}"
+                f"{first_path} and {path} cannot stand in one table: {name} was {then!r} "
+                f"and {now!r}"
             )
+
+
+def _conditions(record: ColocationRecord, tenant: str | None) -> dict[str, Value]:
+    assert record.fingerprint is not None
+    found = record.fingerprint.hard.items()
+    if tenant is None:
+        return {name: value for name, value in found if not is_of_mode(name)}
+    names = [each.name for each in record.plan.tenants]
+    return {
+        name: value_of_process(value, tenant, names) for name, value in found if is_of_mode(name)
+    }
 
 
 def _refuse_to_measure(*_: object) -> WindowRecord:

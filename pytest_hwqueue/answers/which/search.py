@@ -62,7 +62,7 @@ from pytest_hwqueue.engine.scenarios.runs import (
     ScenarioRuns,
     WindowRecord,
 )
-from pytest_hwqueue.engine.tenants.arrivals import Arrival, at_peak, parse_arrival
+from pytest_hwqueue.engine.tenants.arrivals import CLIENT, Arrival, at_peak, parse_arrival
 from pytest_hwqueue.engine.tenants.looks import Look, planned_looks
 from pytest_hwqueue.engine.tenants.servers import for_records
 
@@ -356,6 +356,12 @@ def arrival_of(case: Case, tenant: str) -> Arrival:
         raise BadOption("--tenant", tenant, f"the tenants{where} are {', '.join(tenants)}")
     text = at_peak(tenants[tenant].arrival, 1.0)
     kind = text.partition(":")[0].strip()
+    if kind == CLIENT:
+        raise BadOption(
+            "--tenant", tenant,
+            "its requests are sent by another project's client (server.client), at a rate that it "
+            "alone decides; leave the client out of a copy, which gives the tenant an arrival",
+        )  # fmt: skip
     if kind in ("closed", "trace"):
         raise BadOption(
             "--tenant", tenant,

@@ -36,6 +36,7 @@ from pytest_hwqueue.engine.scenarios.deciding import both_ends_by_s
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, native_run, solo_run, within_of
 from pytest_hwqueue.engine.scenarios.runs import PeakUnknown
 from pytest_hwqueue.engine.tenants import DEVICE
+from pytest_hwqueue.engine.tenants.arrivals import CLIENT
 
 _NS_PER_MS = 1e6
 _P50, _P99 = figures.percentile(0.5), figures.percentile(0.99)
@@ -237,8 +238,9 @@ def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
     works = " or ".join(dict.fromkeys(result.work for result in results if result.work))
     at_once = tenant.concurrency
     parts = [works, f"{at_once} at once" if at_once > 1 else ""]
-    # Alone it has nobody to start after.
-    late_s = max((result.from_ns for result in results), default=0) / 1e9
+    # Alone it has nobody to start after; and when a client's first request came is no plan.
+    late_ns = 0 if tenant.arrival == CLIENT else max((each.from_ns for each in results), default=0)
+    late_s = late_ns / 1e9
     parts.append(f"starts {late_s:g} s later" if late_s else "")
     return ", ".join(filter(None, parts)) if works else ""
 

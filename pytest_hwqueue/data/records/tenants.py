@@ -148,8 +148,9 @@ class TenantResult(PlainData):
     )
     until_ns: int | None = Field(
         None,
-        description="when the last of the plan's `requests` was done, with which its time ends; "
-        "its rates begin with the end of the first; null if it ends with the window",
+        description="when its last request was done, with which its time ends, where the plan's "
+        "`requests` or a client of another project decide how many there are; its rates begin with "
+        "the end of the first; null if its time ends with the window",
     )
     issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")
     completed: int | None = Field(None, description="requests that ended well, also after its end")

@@ -346,8 +346,9 @@ class ServerFields(BaseModel):
     headers: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="of each request. In their values, and in url, ready and command, ${NAME} is a "
-        "variable of the environment, and stored as such; $${NAME} is that text",
+        description="of each request. In their values, and in url, ready, command and "
+        "client.command, ${NAME} is a variable of the environment, and stored as such; $${NAME} is "
+        "that text",
         examples=[{"Authorization": "Bearer ${TOKEN}"}],
     )
     body: str | dict[str, Any] | list[Any] | None = Field(

@@ -194,7 +194,10 @@ def _random(arrival: Arrival, seed: int) -> Iterator[int]:
 def _read_trace(file: Path) -> list[int]:
     """Return the offsets in a file in ns; empty lines are skipped, but count as lines."""
     with translated(BadInput, f"the trace {file} cannot be read", OSError, ValueError):
-        lines = file.read_text(encoding="utf-8").splitlines()
+        if file.exists() and not file.is_file():
+            # A pipe can be read once, and is waited for.
+            raise ValueError("it is no regular file")
+        lines = file.read_text(encoding="utf-8").split("\n")
     times: list[int] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -15,9 +15,14 @@ from pytest_hwqueue.data.metrics.overlap import most_at_once
 from pytest_hwqueue.data.records.plan import ClientCommand, Server
 from pytest_hwqueue.data.records.tenants import RequestFailure
 from pytest_hwqueue.data.redaction import without_known
-from pytest_hwqueue.engine.tenants.client_records import ClientLog, ClientRequest, read_client_log
+from pytest_hwqueue.engine.tenants.client_records import (
+    NO_TOKEN,
+    ClientLog,
+    ClientRequest,
+    read_client_log,
+)
 from pytest_hwqueue.engine.tenants.open_loop import Load, Reply, Window
-from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
+from pytest_hwqueue.engine.tenants.server_variables import expand_url, fill
 from pytest_hwqueue.engine.tenants.servers import (
     FOLDER,
     PORT,
@@ -153,7 +158,7 @@ def load_of(log: ClientLog, ahead_ns: int, window: Window) -> Load:
     if any(each.tokens is not None for each in kept):
         # As of our own requests.
         kept = [
-            each if each.failure or each.tokens is not None else each._replace(failure="no token")
+            each if each.failure or each.tokens is not None else each._replace(failure=NO_TOKEN)
             for each in kept
         ]
     return Load(
@@ -208,8 +213,6 @@ def _order(
         FOLDER: str(folder),
         SECONDS: f"{seconds:g}",
     }
-    command = client.command
-    for name, value in values.items():
-        command = tuple(word.replace(name, value) for word in command)
+    command = [fill(word, values) for word in client.command]
     stop = Stop(signal.SIGINT, patience_s=_PATIENCE_S)
-    return Order([expand(word) for word in command], service_environment({}), stop, within=within)
+    return Order(command, service_environment({}), stop, within=within)

@@ -18,7 +18,7 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_hwqueue.data.errors import BadInput, shortened, translated
+from pytest_hwqueue.data.errors import BadInput, shortened, translated, within
 from pytest_hwqueue.data.records.plan import Prompts
 
 # They are kept in memory, as text.
@@ -47,6 +47,7 @@ class PromptRequest(NamedTuple):
         words: of a prompt that is made up.
         blocks: ids of its parts of 512 words: equal ids stand for equal text; empty if nobody says.
         max_tokens: the most in its answer; None if nobody says.
+        place: in its file, if its prompt is made up: what has no id is no other request's text.
 
     """
 
@@ -54,6 +55,7 @@ class PromptRequest(NamedTuple):
     words: int
     blocks: tuple[int, ...]
     max_tokens: int | None
+    place: str = ""
 
 
 def read_prompts(name: str, folder: Path) -> tuple[Prompts, list[PromptRequest]]:
@@ -65,6 +67,9 @@ def read_prompts(name: str, folder: Path) -> tuple[Prompts, list[PromptRequest]]
     """
     file = folder / name
     with translated(BadInput, f"the prompts in {file} cannot be read", OSError, ValueError):
+        if file.exists() and not file.is_file():
+            # A pipe can be read once, and is waited for.
+            raise ValueError("it is no regular file")
         if (size := file.stat().st_size) > _MOST_BYTES:
             raise BadInput(
                 f"{file} has {size:,} bytes, and prompts are kept in memory: give at most "
@@ -72,11 +77,12 @@ def read_prompts(name: str, folder: Path) -> tuple[Prompts, list[PromptRequest]]
             )
         content = file.read_bytes()
         text = content.decode("utf-8")
-    found = [
-        request
-        for place, fields in _entries(file, text)
-        if (request := _request(f"{file}, {place}", fields)) is not None
-    ]
+    found: list[PromptRequest] = []
+    for place, fields in _entries(file, text):
+        with within(f"{file}, {place}"):
+            request = _request(place, fields)
+        if request is not None:
+            found.append(request)
     if not found:
         raise BadInput(f"{file} has no prompt; give one in a line, such as {_EXAMPLE}")
     return Prompts(name, sha256(content).hexdigest(), len(found)), found
@@ -91,7 +97,8 @@ def _entries(file: Path, text: str) -> Iterator[tuple[str, Any]]:
             for number, fields in enumerate(json.loads(text), start=1):
                 yield f"entry {number}", fields
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines: a text of JSON may hold the separators of lines that only Unicode has.
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             with translated(
                 BadInput, f"{file}, line {number}: no line of JSON", ValueError, RecursionError
@@ -102,30 +109,28 @@ def _entries(file: Path, text: str) -> Iterator[tuple[str, Any]]:
 def _request(place: str, fields: Any) -> PromptRequest | None:
     """Return what an entry asks for; None for a conversation without an answer."""
     if not isinstance(fields, Mapping):
-        raise BadInput(f"{place}: {shortened(str(fields))!r} is no table of fields")
+        raise BadInput(f"{shortened(str(fields))!r} is no table of fields")
     if "conversations" in fields:
-        return _of_conversation(place, fields["conversations"])
+        return _of_conversation(fields["conversations"])
     if "prompt" in fields:
         prompt, most = fields["prompt"], fields.get("max_tokens")
         if not isinstance(prompt, str) or not prompt:
-            raise BadInput(f"{place}: prompt is {shortened(repr(prompt))}; give text")
-        most = None if most is None else _count(f"{place}: max_tokens", most)
+            raise BadInput(f"prompt is {shortened(repr(prompt))}; give text")
+        most = None if most is None else _count("max_tokens", most)
         return PromptRequest(prompt, 0, (), most)
     if "input_length" in fields:
-        words = _count(f"{place}: input_length", fields["input_length"])
-        most = _count(f"{place}: output_length", fields.get("output_length", 1))
+        words = _count("input_length", fields["input_length"])
+        most = _count("output_length", fields.get("output_length", 1))
         blocks = fields.get("hash_ids") or ()
         if not isinstance(blocks, list | tuple) or not all(type(each) is int for each in blocks):
-            raise BadInput(f"{place}: hash_ids is {shortened(repr(blocks))}; give whole numbers")
-        return PromptRequest("", words, tuple(blocks), most)
-    raise BadInput(
-        f"{place}: has neither prompt, conversations nor input_length; give such as {_EXAMPLE}"
-    )
+            raise BadInput(f"hash_ids is {shortened(repr(blocks))}; give whole numbers")
+        return PromptRequest("", words, tuple(blocks), most, place)
+    raise BadInput(f"has neither prompt, conversations nor input_length; give such as {_EXAMPLE}")
 
 
-def _of_conversation(place: str, turns: Any) -> PromptRequest | None:
+def _of_conversation(turns: Any) -> PromptRequest | None:
     if not isinstance(turns, list) or not all(isinstance(each, Mapping) for each in turns):
-        raise BadInput(f"{place}: conversations is {shortened(repr(turns))}; give a list of turns")
+        raise BadInput(f"conversations is {shortened(repr(turns))}; give a list of turns")
     texts = [each.get("value", each.get("content")) for each in turns]
     if len(texts) < 2 or not all(isinstance(each, str) and each.strip() for each in texts[:2]):
         return None
@@ -160,16 +165,14 @@ def text_of(request: PromptRequest) -> str:
     """Return a prompt's text; where only its length is known, as many common English words."""
     if request.text:
         return request.text
-    blocks = request.blocks or range(-(-request.words // _BLOCK_TOKENS))
     words: list[str] = []
-    for block in blocks:
+    for block in request.blocks:
         words += _block(block)
-    # Behind the blocks that have ids it is the same text for all.
     while len(words) < request.words:
-        words += _block(len(words))
+        words += _block(f"{request.place}, from {len(words)}")
     return " ".join(words[: request.words])
 
 
 @lru_cache(maxsize=4096)
-def _block(number: int) -> tuple[str, ...]:
-    return tuple(random.Random(number).choices(_WORDS, k=_BLOCK_TOKENS))
+def _block(seed: int | str) -> tuple[str, ...]:
+    return tuple(random.Random(seed).choices(_WORDS, k=_BLOCK_TOKENS))

@@ -1,10 +1,13 @@
-"""Variables of the environment in a server's texts: `${NAME}`, and `$${NAME}` for that text."""
+"""Placeholders in a server's texts, and variables of the environment.
+
+`${NAME}` is a variable, `$${NAME}` that text, and `{name}` a placeholder.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote
 
 from pytest_hwqueue.data.errors import HwqError
@@ -52,6 +55,28 @@ def expand(text: str, encoded: Callable[[str], str] = str) -> str:
         return encoded(os.environ[match[1]])
 
     return _ESCAPED_OR_NOT.sub(value, text)
+
+
+def fill(text: str, placeholders: Mapping[str, str]) -> str:
+    """Return text with variables as `expand` fills them in, and placeholders.
+
+    What is filled in stays as it is, whatever it looks like.
+
+    Args:
+        text: as it is stored.
+        placeholders: such as ``{port}``, and what stands for each.
+
+    Raises:
+        HwqError: if a variable is not set, or empty.
+
+    """
+
+    def value(match: re.Match[str]) -> str:
+        known = placeholders.get(match[0])
+        return expand(match[0]) if known is None else known
+
+    places = "|".join(map(re.escape, placeholders))
+    return re.sub(f"{_ESCAPED_OR_NOT.pattern}|{places}", value, text)
 
 
 def expand_url(url: str) -> str:

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -116,8 +116,8 @@ NOT_KNOWN = "not known"
 def of_processes(own: Fingerprint, processes: Mapping[str, Fingerprint | None]) -> Fingerprint:
     """Return what the processes found that were measured, each under its own environment.
 
-    Where they differ, a field names each with its value; but soft fields of devices (clocks, UUIDs)
-    are those of one.
+    Where they differ, a field names each with its value, in the names' order; but soft fields of
+    devices (clocks, UUIDs) are those of one.
 
     Args:
         own: what another process found of the same device, or the first of them.
@@ -154,8 +154,25 @@ def _joined(
         elif len(distinct) == 1:
             joined[name] = distinct[0]
         else:
-            joined[name] = "; ".join(f"{who}: {value}" for who, value in values.items())
+            joined[name] = "; ".join(f"{who}: {value}" for who, value in sorted(values.items()))
     return joined
+
+
+def value_of_process(value: Value, who: str, processes: Iterable[str]) -> Value:
+    """Return what one process found, of a value that `of_processes` put together.
+
+    Args:
+        value: of the field.
+        who: the process.
+        processes: the names of all.
+
+    """
+    names = sorted(processes)
+    if len(names) == 1:
+        return value
+    pattern = "; ".join(f"{re.escape(name)}: (.*)" for name in names)
+    differ = re.fullmatch(pattern, value, re.DOTALL) if isinstance(value, str) else None
+    return value if differ is None else differ[1 + names.index(who)]
 
 
 class _Fields:

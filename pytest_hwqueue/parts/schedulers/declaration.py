@@ -135,6 +135,7 @@ class SchedulerDeclaration(NamedTuple):
         implementation: its `Scheduler` class, as ``module:Class``; loaded when the mode is opened.
         parameters: what it takes after its colon, in the order of its ids.
         named: a parameter whose name is the user's: a tenant's, or a variable's.
+        any_order: whether these mean the same in any order: then they are sorted by name.
         argument: for modes that take one text instead of parameters: its placeholder, and what it
             is, such as ``("NAME", "the name of a description")``.
         check: raises BadInput for parameters that exclude each other.
@@ -155,6 +156,7 @@ class SchedulerDeclaration(NamedTuple):
     implementation: str
     parameters: tuple[SchedulerParameter, ...] = ()
     named: SchedulerParameter | None = None
+    any_order: bool = False
     argument: tuple[str, str] | None = None
     check: Callable[[Mapping[str, str]], None] | None = None
     needs_environment: bool = True
@@ -259,10 +261,15 @@ def simulated(parameters: Mapping[str, str]) -> SimulatedSharing | None:
 # Variables that another option or mode sets, and would set again or miss.
 _SET_ELSEWHERE = {
     "LD_PRELOAD": "the mode preload:NAME",
+    "LD_AUDIT": "the mode preload:NAME",
     "LD_LIBRARY_PATH": "the mode preload:NAME",
     "CUDA_VISIBLE_DEVICES": "--hwq-device",
+    "NVIDIA_VISIBLE_DEVICES": "--hwq-device",
     "HIP_VISIBLE_DEVICES": "--hwq-device",
     "ROCR_VISIBLE_DEVICES": "--hwq-device",
+    "GPU_DEVICE_ORDINAL": "--hwq-device",
+    "PYTHONHOME": "the Python that runs pytest",
+    "PYTHONPATH": "the Python that runs pytest",
 }
 _FAMILIES_SET_ELSEWHERE = {
     "CUDA_MPS_": "the modes mps, mps-priority and mps-partition",
@@ -279,11 +286,30 @@ def check_variables(parameters: Mapping[str, str]) -> None:
         families = (by for begins, by in _FAMILIES_SET_ELSEWHERE.items() if name.startswith(begins))
         if by := _SET_ELSEWHERE.get(name) or next(families, None):
             raise BadInput(f"env: {name} is set by {by}: use that")
-        if next(secrets_in(f"{name}={value}"), None) is not None:
+        if _may_be_secret(name, value):
             raise BadInput(
                 f"env: {name} may be a secret, and a mode's text stands in every record: set it "
                 "where pytest is started"
             )
+
+
+# Words in names of variables, as LLM_API_KEY and DB_PASS have them.
+_OF_SECRETS = frozenset(
+    {
+        "auth", "authorization", "cookie", "credential", "credentials", "key", "pass", "passphrase",
+        "passwd", "password", "pw", "pwd", "secret", "signature", "token",
+    }
+)  # fmt: skip
+_IS_SETTING = re.compile(r"[0-9.]{1,6}[a-z]?|true|false|on|off|yes|no", re.IGNORECASE)
+
+
+def _may_be_secret(name: str, value: str) -> bool:
+    """Whether a variable's name speaks of a secret, and its value is no switch or small number."""
+    if _IS_SETTING.fullmatch(value):
+        return False
+    if not _OF_SECRETS.isdisjoint(name.lower().split("_")):
+        return True
+    return next(secrets_in(f"{name}={value}"), None) is not None
 
 
 _PACKAGE = "pytest_hwqueue.parts.schedulers"
@@ -328,6 +354,7 @@ BUILT_IN = (
         name="mps-partition",
         help="MPS; each tenant is limited to its share of the multiprocessors",
         named=SchedulerParameter.share("TENANT", default="80%"),
+        any_order=True,
         simulated=None,
     ),
     SchedulerDeclaration(
@@ -345,6 +372,7 @@ BUILT_IN = (
         "native, in processes that are started with these variables",
         f"{_PACKAGE}.environment:Environment",
         named=SchedulerParameter.text("NAME", default="VALUE"),
+        any_order=True,
         check=check_variables,
         requires=lambda can: can.tenant_processes,
         elsewhere="{mode}: a simulated device runs no process that could have variables",

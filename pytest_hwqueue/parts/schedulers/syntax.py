@@ -374,7 +374,11 @@ def _pairs(text: str, rest: str) -> dict[str, str]:
 def _checked(mode: SchedulerDeclaration, given: Mapping[str, str]) -> dict[str, str]:
     known = {each.name: each for each in mode.parameters}
     read = {}
-    for name in [*(name for name in known if name in given), *(n for n in given if n not in known)]:
+    names = [name for name in known if name in given]
+    others = [name for name in given if name not in known]
+    # One mode has one text.
+    names += sorted(others) if mode.any_order else others
+    for name in names:
         parameter = known.get(name, mode.named)
         if parameter is None:
             valid = ", ".join(known) or "none"

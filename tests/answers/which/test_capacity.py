@@ -236,6 +236,11 @@ def test_search_follows_the_variant(tmp_path: Path) -> None:
     [
         ("--tenant nobody", ("", ""), "the tenants are high, low"),
         ("--tenant low", ("", ""), "its arrival is closed, which has no rate"),
+        ("--tenant high --rates 5:50",
+         ('workload: large_gemm_only, arrival: "poisson: 200/s"',
+          "server: {url: 'http://h/', protocol: openai, client: {command: 'x {folder}', "
+          "format: vllm}}"),
+         "its requests are sent by another project's client (server.client)"),
         ("--tenant high --rates 9", ("", ""), "give two rates per second"),
         ("--tenant high --precision 0", ("", ""), "give a share above 0 and below 200%"),
         ("--tenant high --window 5", ("", ""), "is no duration"),

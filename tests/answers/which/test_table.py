@@ -27,12 +27,14 @@ from pytest_hwqueue.data.metrics.interference import priority_effect
 from pytest_hwqueue.data.records.fingerprint import Fingerprint, Value
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import (
+    ColocationRecord,
     TenantResult,
     read_colocation,
     write_colocation,
 )
 from pytest_hwqueue.engine.scenarios.file import read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import cases
+from pytest_hwqueue.parts.devices.fingerprint import of_processes
 from tests.answers.which.conftest import (
     MPS,
     MPS_PRIORITY,
@@ -580,6 +582,41 @@ def test_what_a_mode_sets_up_is_no_other_device(file: Path, tmp_path: Path) -> N
     store(tmp_path / "records", *told_by.values())
     found, _ = told(file, tmp_path / "records")
     assert [each.status for each in found.cases] == ["ok"] * len(records)
+
+
+def of_a_server_and_a_model(file: Path, product: str = "float32") -> list[ColocationRecord]:
+    """Return records in which high is a server of the user's, which cannot be asked."""
+    found = []
+    for place, measured in all_records(read_scenario(file)).items():
+        seen_by: dict[str, Fingerprint | None] = {
+            each.name: None
+            if each.name == "high"
+            else Fingerprint({"fp32_product": product if place == MPS else "float32"}, {})
+            for each in measured.plan.tenants
+        }
+        own = Fingerprint({"device_name": "NVIDIA H200", "fp32_product": "float32"}, {})
+        found.append(measured.model_copy(update={"fingerprint": of_processes(own, seen_by)}))
+    return found
+
+
+def test_what_a_server_did_not_tell_fits(file: Path, tmp_path: Path) -> None:
+    records = of_a_server_and_a_model(file)
+    conditions = [each.fingerprint.hard for each in records if each.fingerprint is not None]
+    assert {str(hard["fp32_product"]) for hard in conditions} == {
+        "not known", "float32", "high: not known; low: float32",
+    }  # fmt: skip
+    store(tmp_path / "records", *records)
+    found, _ = told(file, tmp_path / "records")
+    assert [each.status for each in found.cases] == ["ok"] * len(records)
+
+
+def test_what_the_tenant_beside_it_told_has_to_fit(file: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    store(first, *of_a_server_and_a_model(file))
+    store(tmp_path / "second", *of_a_server_and_a_model(file, "tf32"))
+    result = hwq(file, "--from", first, "--from", tmp_path / "second")
+    assert result.exit_code == 4
+    assert "cannot stand in one table: fp32_product was 'float32' and 'tf32'" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ with the fields that are read; vLLM's is written after its source: its client wa
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -73,8 +75,12 @@ def test_vllm_with_its_own_queue_before_the_start() -> None:
 
 @pytest.mark.parametrize("written_by", get_args(ClientFormat))
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"metadata": {}}', '{"benchmarks": [{"requests": null}]}', "1"]
-)
+    "text",
+    [
+        "", "{", "[]", "{}", '{"metadata": {}}', '{"benchmarks": [{"requests": null}]}', "1",
+        '{"benchmarks": {}}', '{"benchmarks": ""}',
+    ],
+)  # fmt: skip
 def test_what_is_no_such_file_is_refused_by_name(
     written_by: ClientFormat, text: str, tmp_path: Path
 ) -> None:
@@ -161,8 +167,15 @@ def test_a_request_without_a_token_failed_where_others_have_them() -> None:
         {"start_times": [float("nan")]},
         {"ttfts": [-0.5]},
         {"latencies": [-1.0], "errors": ["reset"]},
-        {"output_lens": [0]},
+        {"output_lens": [-1]},
+        {"output_lens": [True]},
         {"itls": [[-1.0]]},
+        {"itls": [[1e21]]},
+        {"itls": [[1e3]]},
+        {"start_times": [1e21]},
+        {"start_times": ["100.0"]},
+        {"start_times": [True]},
+        {"start_times": [100.0, 101.0]},
     ],
     ids=str,
 )
@@ -179,3 +192,75 @@ def test_times_and_numbers_that_cannot_be_are_refused(
     file.write_text(json.dumps({**whole, **changed}))
     with pytest.raises(RecordError, match=f"{file}"):
         read_client_log(file, "vllm")
+
+
+def test_an_answer_of_no_token_is_one_failed_request(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(
+        json.dumps({
+            "start_times": [100.0, 101.0], "latencies": [0.5, 0.5], "queue_times": [0.0, 0.0],
+            "ttfts": [0.1, 0.1], "itls": [[0.1], []], "output_lens": [2, 0], "errors": ["", ""],
+        })
+    )  # fmt: skip
+    first, second = read_client_log(file, "vllm").requests
+    assert (first.failure, second.failure, second.tokens) == ("", "no token", None)
+
+
+def aiperf_lines(*changes: Mapping[str, Mapping[str, object]]) -> str:
+    """Return lines as AIPerf wrote them, each with fields changed."""
+    written = json.loads((FILES / "aiperf.jsonl").read_text().splitlines()[1])
+    lines = [
+        {**written, **{at: {**written[at], **to} for at, to in each.items()}} for each in changes
+    ]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"metadata": {"was_cancelled": "false"}}, "line 2: metadata.was_cancelled"),
+        ({"metadata": {"request_end_ns": "17"}}, "line 2: metadata.request_end_ns"),
+        ({"metadata": {"request_end_ns": True}}, "line 2: metadata.request_end_ns"),
+        ({"metadata": {"request_end_ns": 10**30}}, "line 2: metadata.request_end_ns"),
+        (
+            {"metrics": {"request_latency": {"value": 1e30, "unit": "ms"}}},
+            "the times of a request are in no order: sent at",
+        ),
+        ({"metrics": {"request_latency": {"value": 1, "unit": "h"}}}, "line 2: a time has the un"),
+        (
+            {"metrics": {"output_sequence_length": {"value": 3.5, "unit": "tokens"}}},
+            "line 2: output_sequence_length is 3.5",
+        ),
+        ({"metrics": {"output_sequence_length": None}}, "line 2: it has times of tokens, and no"),
+    ],
+    ids=str,
+)
+def test_values_of_another_kind_are_refused_with_their_line(
+    change: dict[str, dict[str, object]], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "profile_export.jsonl"
+    file.write_text(aiperf_lines({}, {"metadata": {"x_request_id": "2"}, **change}))
+    with pytest.raises(RecordError, match=said):
+        read_client_log(file, "aiperf")
+
+
+def test_a_request_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "profile_export.jsonl"
+    named = {"metadata": {"x_request_id": "7"}}
+    file.write_text(aiperf_lines({}, named, named))
+    with pytest.raises(RecordError, match="request 7 stands there 2 times"):
+        read_client_log(file, "aiperf")
+
+
+def test_a_line_is_what_json_lines_call_one(tmp_path: Path) -> None:
+    file = tmp_path / "profile_export.jsonl"
+    file.write_text(
+        aiperf_lines({"metadata": {"conversation_id": "a\u2028b\x85c"}}) + "\n", encoding="utf-8"
+    )
+    assert len(read_client_log(file, "aiperf").requests) == 1
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "records")
+    with pytest.raises(RecordError, match="it is no regular file"):
+        read_client_log(tmp_path / "records", "aiperf")

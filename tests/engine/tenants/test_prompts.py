@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -80,9 +81,20 @@ def test_a_trace_has_lengths_and_equal_blocks_are_equal_text(tmp_path: Path) -> 
     other = first._replace(blocks=(46, 99, 48))
     assert text_of(other).split(" ")[:512] == texts[0][:512]
     assert text_of(other).split(" ")[512:1024] != texts[0][512:1024]
-    # Without ids, and behind them, too.
-    assert len(text_of(PromptRequest("", 3000, (), 1)).split(" ")) == 3000
-    assert len(text_of(PromptRequest("", 3000, (5,), 1)).split(" ")) == 3000
+
+
+def test_what_has_no_id_is_each_requests_own_text(tmp_path: Path) -> None:
+    """Text that all share would be the best case of a prefix cache."""
+    without = [{"input_length": 1500}, {"input_length": 1500, "hash_ids": []}]
+    file = write(tmp_path, [*without, *({**each, "input_length": 1500} for each in MOONCAKE)])
+    found = requests_of(file)
+    texts = [text_of(each).split(" ") for each in found]
+    assert [text_of(each).split(" ") for each in found] == texts
+    assert [len(words) for words in texts] == [1500] * 4
+    first, second, three_ids, two_ids = texts
+    assert all(first[at : at + 500] != second[at : at + 500] for at in (0, 500, 1000))
+    assert three_ids[:1024] == two_ids[:1024]
+    assert three_ids[1024:] != two_ids[1024:]
 
 
 def test_its_timestamps_are_arrivals(tmp_path: Path) -> None:
@@ -103,6 +115,7 @@ def test_its_timestamps_are_arrivals(tmp_path: Path) -> None:
         ('{"prompt": "a", "max_tokens": 0}', "line 1: max_tokens is 0; give a whole number from 1"),
         ('{"prompt": "a", "max_tokens": true}', "line 1: max_tokens is True"),
         ('\n{"prompt": "a"', "line 2: no line of JSON"),
+        ('{"prompt": "a\u2028b\x85c"}\n1', "line 2: '1' is no table of fields"),
         ("[1]", "entry 1: '1' is no table of fields"),
         ("[", "is no list of JSON"),
         ("[" * 100_000, "is no list of JSON"),
@@ -129,6 +142,9 @@ def test_a_file_that_is_missing_or_too_large_is_refused(tmp_path: Path) -> None:
         file.truncate((64 << 20) + 1)
     with pytest.raises(BadInput, match="has 67,108,865 bytes, and prompts are kept in memory"):
         requests_of(large)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(BadInput, match=r"pipe.jsonl cannot be read: it is no regular file"):
+        requests_of(tmp_path / "pipe.jsonl")
 
 
 def test_draws_are_the_seeds_or_the_files(tmp_path: Path) -> None:

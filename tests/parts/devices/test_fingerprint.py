@@ -23,8 +23,10 @@ from pytest_hwqueue.parts.devices import conditions
 from pytest_hwqueue.parts.devices.fingerprint import (
     CUDA_QUEUE_SETTINGS,
     HIP_QUEUE_SETTINGS,
+    NOT_KNOWN,
     fingerprint,
     of_processes,
+    value_of_process,
 )
 from tests.stored_texts import assert_as_stored
 
@@ -174,9 +176,29 @@ def test_processes_that_differ_are_named_in_the_field_in_which_they_do() -> None
     alone = of_processes(own, {"server": None})
     assert alone.hard == {**own.hard, "fp32_product": "not known"}
     assert of_processes(own, {"high": own, "low": own}) == own
+    # Whoever was ready first.
+    seen = {"low": found("TF32", 96), "server": None, "high": found("TF32")}
+    assert of_processes(own, seen) == read
     # Each rank has a device of its own.
     first, second = (Fingerprint({}, {"device_uuid": uuid}) for uuid in "ab")
     assert of_processes(first, {"rank 0": first, "rank 1": second}).soft == {"device_uuid": "a"}
+
+
+@given(
+    st.dictionaries(
+        st.from_regex("[a-z][a-z0-9_ ]{0,5}", fullmatch=True),
+        st.none() | st.sampled_from(["TF32", "a: b", "x", "1"]),
+        min_size=1, max_size=4,
+    )
+)  # fmt: skip
+def test_what_each_process_found_is_told_again(products: dict[str, str | None]) -> None:
+    told = {
+        name: None if value is None else Fingerprint({"fp32_product": value}, {})
+        for name, value in products.items()
+    }
+    joined = of_processes(Fingerprint({"fp32_product": "own"}, {}), told).hard["fp32_product"]
+    for name, value in products.items():
+        assert value_of_process(joined, name, products) == (NOT_KNOWN if value is None else value)
 
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(0, 3), st.sampled_from(["0", "1", "x"]))

@@ -35,7 +35,7 @@ _XSCHED = st.tuples(
 
 def _named(value: str) -> st.SearchStrategy[str]:
     shares = st.dictionaries(_NAMES, st.integers(1, 100), max_size=3)
-    return shares.map(lambda given: ",".join(f"{n}={value % x}" for n, x in given.items()))
+    return shares.map(lambda given: ",".join(f"{n}={value % given[n]}" for n in sorted(given)))
 
 
 _AFTER_COLON = {
@@ -44,7 +44,7 @@ _AFTER_COLON = {
     "env": st.dictionaries(
         st.from_regex("[A-Z_][A-Z0-9_]{2,6}", fullmatch=True),
         st.sampled_from(["1", "0.25x", "a=b"]), max_size=3,
-    ).map(lambda given: ",".join(f"{name}={value}" for name, value in given.items())),
+    ).map(lambda given: ",".join(f"{name}={given[name]}" for name in sorted(given))),
 }  # fmt: skip
 _TEXTS = st.sampled_from([each.name for each in BUILT_IN]).flatmap(
     lambda name: _AFTER_COLON.get(name, st.just("")).map(lambda rest: f"{name}:{rest}".rstrip(":"))
@@ -75,7 +75,15 @@ def test_modes_are_read_as_they_are_written_and_separated_by_commas(wanted: list
          ["xsched:level=1,threshold=4,policy=HPF,auto=off"]),
         ("mps-partition:low=0.8", ["mps-partition:low=80%"]),
         ("env:CUDA_MODULE_LOADING=EAGER|LAZY,A=1",
-         ["env:CUDA_MODULE_LOADING=EAGER,A=1", "env:CUDA_MODULE_LOADING=LAZY,A=1"]),
+         ["env:A=1,CUDA_MODULE_LOADING=EAGER", "env:A=1,CUDA_MODULE_LOADING=LAZY"]),
+        # Switches and sizes are none of a secret's values, whatever the name.
+        ("env:VLLM_USE_TOKEN=1,MAX_TOKENS=4096,KEY_CACHE=off",
+         ["env:KEY_CACHE=off,MAX_TOKENS=4096,VLLM_USE_TOKEN=1"]),
+        # One mode, however it is written.
+        ("env:B=1,A=2,env:A=2,B=1", ["env:A=2,B=1"]),
+        ("mps-partition:b=10%,a=80%,mps-partition:a=80%,b=10%", ["mps-partition:a=80%,b=10%"]),
+        # Who is first gets the first of the device's multiprocessors.
+        ("green-context:b=16,a=32", ["green-context:b=16,a=32"]),
     ],
 )  # fmt: skip
 def test_modes_have_one_form(text: str, read: list[str]) -> None:
@@ -112,6 +120,13 @@ _MANY = "mps-partition:" + ",".join(f"{name}=1%|2%" for name in "abcdefghi")
         ("env:A", "'A' is not NAME=VALUE"),
         ("env:A=\x07", "give text of one line"),
         ("env:API_KEY=abcdefgh", "API_KEY may be a secret"),
+        ("env:OPENAI_KEY=abcdefgh", "OPENAI_KEY may be a secret"),
+        ("env:DB_PASS=hunter2hunter2", "DB_PASS may be a secret"),
+        ("env:MY_PW=hunter2hunter2", "MY_PW may be a secret"),
+        ("env:LD_AUDIT=x.so", "LD_AUDIT is set by the mode preload:NAME: use that"),
+        ("env:GPU_DEVICE_ORDINAL=1", "GPU_DEVICE_ORDINAL is set by --hwq-device: use that"),
+        ("env:NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES is set by --hwq-device: use that"),
+        ("env:PYTHONHOME=/x", "PYTHONHOME is set by the Python that runs pytest: use that"),
         ("env:LD_PRELOAD=x.so", "LD_PRELOAD is set by the mode preload:NAME: use that"),
         ("env:CUDA_MPS_PIPE_DIRECTORY=/tmp", "is set by the modes mps, mps-priority"),
         (_MANY, " for more than 256 "),
