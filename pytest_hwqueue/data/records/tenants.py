@@ -129,6 +129,11 @@ class ServerLoad(PlainData):
         description="of these, in the window: so many of its requests waited for one to open",
     )
     most_at_once: int = Field(description="most requests in flight")
+    generator_busy: float | None = Field(
+        None,
+        description="share of the window in which the load generator worked, or waited for a core; "
+        "null where a client of another project sent the requests",
+    )
     tokens: TokenTimes | None = Field(None, description="of streamed completions; else null")
 
 

@@ -21,7 +21,12 @@ from pytest_hwqueue.engine.cell.attempt import Attempt, RunEnded, attempt
 from pytest_hwqueue.engine.tenants.colocation_run import LivingTenants, TenantSetting
 from pytest_hwqueue.engine.tenants.device_use import device_use, in_time_slices
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, Looks
-from pytest_hwqueue.engine.tenants.open_loop import Window, invalid_reason, lateness_note
+from pytest_hwqueue.engine.tenants.open_loop import (
+    Window,
+    invalid_reason,
+    lateness_note,
+    overloaded_reason,
+)
 from pytest_hwqueue.engine.tenants.servers import for_records, secrets_of_plan
 from pytest_hwqueue.engine.tenants.simulated_tenants import simulate
 from pytest_hwqueue.engine.tenants.tenant_processes import ColocationDraft
@@ -290,12 +295,12 @@ def _refuse_to_trace(plan: Colocation) -> None:
 
 
 def _refuse_late(plan: Colocation, draft: ColocationDraft) -> None:
-    """Raise RunEnded if a tenant's load generator was too late for what is asked of it."""
+    """Raise RunEnded if a tenant's load generator was too late for what is asked, or too busy."""
     for tenant in draft.tenants:
-        if tenant.lateness is None:
-            continue
         p99_ms = _p99_ms(tenant)
         reason = invalid_reason(tenant.lateness, p99_ms, plan.asked_ms.get(tenant.name))
+        if tenant.server is not None and reason is None:
+            reason = overloaded_reason(tenant.server.generator_busy)
         if reason and plan.noise is not None:
             # The generator is a part of the tenant's process. What a neighbour does to it on
             # purpose is what was asked for, and latency from the scheduled arrival has it.

@@ -12,7 +12,7 @@ from typing import Any
 from pytest_hwqueue.data.errors import HwqError, shortened
 from pytest_hwqueue.data.records.tenants import TokensCounted
 from pytest_hwqueue.data.redaction import without_known
-from pytest_hwqueue.engine.tenants.event_stream import EventStream, ServerSentEvent
+from pytest_hwqueue.engine.tenants.event_stream import STRAY, EventStream, ServerSentEvent
 from pytest_hwqueue.engine.tenants.open_loop import Reply
 
 DONE = b"[DONE]"
@@ -21,8 +21,10 @@ DONE = b"[DONE]"
 _SHOWN = 200
 # No answer has more; a count beyond it would be a throughput beyond all others.
 _MOST_TOKENS = 10**9
-# Reasons to finish that are none of an answer: SGLang's and vLLM's of what they gave up.
-_GIVEN_UP = frozenset({"abort", "aborted", "error"})
+# Reasons to finish that are none of an answer: SGLang's, vLLM's and TensorRT-LLM's of what they
+# gave up.
+_GIVEN_UP = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "timeout"})
+_ASK = "is it streamed (`stream: true`)?"
 
 
 class RequestFailed(HwqError):
@@ -53,7 +55,9 @@ class CompletionReader:
         self._first_ns = self._last_ns = self._done_ns = 0
         self._answer_ns: int | None = None
         self._tokens = self._thoughts = 0
-        self._usage: int | None = None
+        # The server's count, and how many events had a token when it came.
+        self._usage: tuple[int, int] | None = None
+        self._others = 0
         self._unseen_thoughts = 0
         self._announced = False
         self._reasons: list[str] = []
@@ -68,7 +72,6 @@ class CompletionReader:
         """
         for event in self._events.feed(chunk, now_ns):
             self._take(event)
-        self._look_at_stray()
         return self._announced
 
     def end(self, now_ns: int) -> Reply:
@@ -80,18 +83,23 @@ class CompletionReader:
         """
         for event in self._events.end(now_ns):
             # One that was cut off may have all that it says.
-            if event.data.strip() == DONE or _parsed(event.data) is not None:
+            if event.type == STRAY or event.data.strip() == DONE or _parsed(event.data) is not None:
                 self._take(event)
-        self._look_at_stray()
         for reason in self._reasons:
             if reason in _GIVEN_UP:
                 raise RequestFailed(f"the server gave up: finish_reason {reason}")
+        if self._others and not self._tokens:
+            kind = "no completion: its events have no `choices`"
+            raise RequestFailed(
+                f"{kind}; give a url of completions or chat completions, as OpenAI's API has them",
+                kind,
+            )
         if self._done_ns and not self._announced and not self._reasons:
             raise RequestFailed(
                 "the answer broke off: it ended without [DONE] and without a finish_reason"
             )
         if not self._tokens:
-            raise RequestFailed("the answer has no token: is it streamed (`stream: true`)?")
+            raise RequestFailed(f"the answer ended without a token: {_ASK}")
         tokens, counted = self._count()
         return Reply(
             self._first_ns,
@@ -108,6 +116,8 @@ class CompletionReader:
         data = event.data.strip()
         if not data and event.type != "error":
             return
+        if event.type == STRAY:
+            raise self._stray(data)
         self._done_ns = event.at_ns
         if data == DONE:
             self._announced = True
@@ -126,8 +136,7 @@ class CompletionReader:
         if (not choices or "error" in said) and (error := _error_in(said)):
             kind = "an error behind the expected status"
             raise RequestFailed(f"{kind}: {self._text(error)}", kind)
-        if "usage" in said:
-            self._read_usage(said["usage"])
+        self._others += "choices" not in said and "usage" not in said
         thought = answer = False
         for choice in _tables(choices):
             if reason := choice.get("finish_reason"):
@@ -140,39 +149,38 @@ class CompletionReader:
             self._last_ns = event.at_ns
             if answer and self._answer_ns is None:
                 self._answer_ns = event.at_ns
+        if "usage" in said:
+            self._read_usage(said["usage"])
 
     def _read_usage(self, usage: object) -> None:
         """Keep the server's counts; what is none says nothing, as a null that comes early."""
         if not isinstance(usage, dict):
             return
-        count = _whole(usage.get("completion_tokens"))
-        self._usage = self._usage if count is None else count
+        if (count := _whole(usage.get("completion_tokens"))) is not None:
+            self._usage = count, self._tokens
         details = usage.get("completion_tokens_details")
         if isinstance(details, dict):
             self._unseen_thoughts = _whole(details.get("reasoning_tokens")) or 0
 
     def _count(self) -> tuple[int, TokensCounted]:
         """Return how many tokens were streamed, and who says so."""
-        counted = self._usage or 0
+        counted, of_events = self._usage or (0, 0)
+        if of_events < self._tokens:
+            # More came behind it.
+            counted = 0
         if not self._thoughts:
             # They took time before the first token, and none between those that came.
             counted -= self._unseen_thoughts
         return (counted, "usage") if counted > 0 else (self._tokens, "events")
 
-    def _look_at_stray(self) -> None:
-        """Refuse an answer with a body in it, of which the standard would pass over each line."""
-        line = self._events.stray.strip()
-        if not line:
-            return
+    def _stray(self, line: bytes) -> RequestFailed:
+        """Return what a line that is no event means."""
         said = _parsed(line)
         if isinstance(said, dict) and (error := _error_in(said)):
             kind = "an error in the stream"
-            raise RequestFailed(f"{kind}: {self._text(error)}", kind)
-        raise RequestFailed(
-            f"the answer has what is no event: {self._shown(line)}: is it streamed "
-            "(`stream: true`)?",
-            "the answer has what is no event",
-        )
+            return RequestFailed(f"{kind}: {self._text(error)}", kind)
+        kind = "the answer has what is no event"
+        return RequestFailed(f"{kind}: {self._shown(line)}: {_ASK}", kind)
 
     def _shown(self, data: bytes) -> str:
         return repr(without_known(data.decode(errors="replace"), self._secrets)[:_SHOWN])
@@ -215,7 +223,7 @@ def _reason(value: object) -> list[str]:
 
 
 _THOUGHTS = frozenset({"reasoning", "reasoning_content", "thinking"})
-_ANSWERS = frozenset({"content", "text", "refusal", "tool_calls", "function_call"})
+_ANSWERS = frozenset({"content", "text", "refusal", "tool_calls", "function_call", "audio"})
 
 
 def _added(choice: Mapping[str, Any], thought: bool, answer: bool) -> tuple[bool, bool]:
@@ -237,7 +245,11 @@ def _added(choice: Mapping[str, Any], thought: bool, answer: bool) -> tuple[bool
 
 # Parts of a content are two or three deep.
 _MOST_LEVELS = 6
-_OF_PARTS = ("text", "thinking", "refusal", "function", "custom", "name", "arguments", "input")
+_OF_PARTS = (
+    "text", "thinking", "refusal", "function", "custom", "name", "arguments", "input",
+    # Of audio.
+    "data", "transcript",
+)  # fmt: skip
 
 
 def _is_generated(value: object, levels: int = _MOST_LEVELS) -> bool:

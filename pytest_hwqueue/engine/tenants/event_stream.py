@@ -1,10 +1,10 @@
 """Server-sent events from the bytes of an answer as they come.
 
 The format is that of the HTML standard (WHATWG, section 9.2.6), in any chunking: lines end with LF,
-CR or CRLF, comments and unknown fields are passed over, several `data:` lines are one event. Two
+CR or CRLF, comments and unknown fields are passed over, several `data:` lines are one event. Three
 things differ, for what is measured: an event has the time of its last `data:` line and not of the
-empty line behind it, and one that the answer's end cuts off is given all the same. Why no package
-reads them: docs/decisions.md.
+empty line behind it, one that the answer's end cuts off is given all the same, and so is a line
+that is no field but a body or a sentence. Why no package reads them: docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from typing import NamedTuple
 MOST_BYTES = 16 * 2**20
 """Of one event; one of a completion has some hundred bytes."""
 
+STRAY = ""
+"""Type of what is no event: an error written into the stream, or an answer that is no stream."""
+
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MARK = b"\xef\xbb\xbf"
-# JSON and HTML; other lines that are no field the standard passes over.
+# JSON and HTML; names with a space in them are sentences. Other lines that are no field of the
+# standard's are passed over.
 _BODIES = (b"{", b"[", b"<")
 
 
@@ -25,7 +29,7 @@ class ServerSentEvent(NamedTuple):
     """One event.
 
     Attributes:
-        type: what the server calls it; ``message`` if it does not.
+        type: what the server calls it; ``message`` if it does not; `STRAY` of a line that is none.
         data: its `data:` lines, joined by LF.
         at_ns: when the last of these was there.
 
@@ -41,18 +45,10 @@ class EventTooLong(Exception):
 
 
 class EventStream:
-    """Cuts bytes into events.
-
-    Attributes:
-        stray: the first line that is the beginning of a body and no field: an error that was
-            written into the stream, or an answer that is no stream of events. Empty if there is
-            none.
-
-    """
+    """Cuts bytes into events."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         """Take the greatest number of bytes of an event."""
-        self.stray = b""
         self._most_bytes = most_bytes
         # Of a line whose end has not come, and of an event.
         self._begun: list[bytes] = []
@@ -90,10 +86,8 @@ class EventStream:
     def end(self, now_ns: int) -> list[ServerSentEvent]:
         """Return the event that the end of the answer cut off, if there is one."""
         rest, self._begun = b"".join(self._begun), []
-        if rest:
-            self._event_at(rest, now_ns)
-        last = self._event_at(b"", now_ns)
-        return [] if last is None else [last]
+        lines = [rest, b""] if rest else [b""]
+        return [event for line in lines if (event := self._event_at(line, now_ns)) is not None]
 
     def _hold(self, chunk: bytes) -> None:
         self._held_bytes += len(chunk)
@@ -101,7 +95,7 @@ class EventStream:
             raise EventTooLong(f"an event has more than {self._most_bytes:,} bytes")
 
     def _event_at(self, line: bytes, now_ns: int) -> ServerSentEvent | None:
-        """Take a line; return the event that it ends."""
+        """Take a line; return the event that it ends, or is."""
         if self._first:
             self._first, line = False, line.removeprefix(_MARK)
         if not line:
@@ -115,6 +109,9 @@ class EventStream:
             self._at_ns = now_ns
         elif name == b"event":
             self._type = value.decode(errors="replace")
-        elif line.lstrip().startswith(_BODIES) and not self.stray:
-            self.stray = line
+        elif line.lstrip().startswith(_BODIES) or b" " in name.strip():
+            return ServerSentEvent(STRAY, line, now_ns)
+        elif name == b"error" and value.startswith(b"{"):
+            # llama.cpp's, which calls a field so and no event.
+            return ServerSentEvent(STRAY, value, now_ns)
         return None

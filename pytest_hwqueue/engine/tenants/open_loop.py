@@ -308,6 +308,9 @@ class Load(RequestLog):
         concurrency: how many were served at once.
         replies: a server's, to each request; None for one that failed, or has no tokens.
         most_at_once: the most requests that were in flight to a server.
+        freed_ns: when whoever served a request could take another one; empty: as each finished.
+        busy: share of the window in which the generator worked, or waited for a core; None where
+            nobody measured it.
 
     """
 
@@ -317,6 +320,8 @@ class Load(RequestLog):
     concurrency: int = 1
     replies: Sequence[Reply | None] = ()
     most_at_once: int = 0
+    freed_ns: Sequence[int] = ()
+    busy: float | None = None
 
     @property
     def issued(self) -> int:
@@ -421,7 +426,8 @@ def serve(
 def lateness(load: Load) -> GeneratorLateness | None:
     """Summarise the generator's own lateness: from when a request could start until it did.
 
-    It could start once it was due and fewer than ``concurrency`` before it were still being served.
+    It could start once it was due and fewer than ``concurrency`` before it still had whoever served
+    them.
     None for a closed loop, which has no generator, or if nothing was served.
     """
     if load.closed or not load.started_ns:
@@ -431,7 +437,7 @@ def lateness(load: Load) -> GeneratorLateness | None:
         for scheduled, started, free in zip(
             load.scheduled_ns,
             load.started_ns,
-            _free_ns(load.finished_ns, load.concurrency),
+            _free_ns(load.freed_ns or load.finished_ns, load.concurrency),
             strict=True,
         )
     )
@@ -468,6 +474,26 @@ def invalid_reason(
     )
 
 
+MOST_BUSY = 0.9
+"""Up to this share of a window a generator may be busy: beyond, requests queue for it."""
+
+
+def overloaded_reason(busy: float | None) -> str | None:
+    """Return why a generator that was busy makes a run invalid, and what to change; or None.
+
+    Args:
+        busy: share of the window in which it worked or waited for a core; None if nobody knows.
+
+    """
+    if busy is None or busy <= MOST_BUSY:
+        return None
+    return (
+        f"the load generator was busy for {busy:.0%} of the window, more than {MOST_BUSY:.0%}: "
+        "requests waited for it and not for the server; ask for less (a lower rate, a lower "
+        "concurrency in a closed loop), or give it a core that nothing else uses"
+    )
+
+
 def lateness_note(late: GeneratorLateness | None, p99_ms: float) -> str | None:
     """Return a note on lateness that a tenant's goals allow, and its P99 suffers from; or None."""
     if late is None or late.p99_us / 1e3 <= LATENESS_SHARE * p99_ms:
@@ -478,10 +504,10 @@ def lateness_note(late: GeneratorLateness | None, p99_ms: float) -> str | None:
     )
 
 
-def _free_ns(finished_ns: Iterable[int], concurrency: int) -> Iterator[int]:
+def _free_ns(freed_ns: Iterable[int], concurrency: int) -> Iterator[int]:
     """Yield for each request when a slot was free for it: at the N-th largest end before it."""
     latest = [0] * concurrency
-    for end_ns in finished_ns:
+    for end_ns in freed_ns:
         yield latest[0]
         heapq.heappushpop(latest, end_ns)
 

@@ -14,6 +14,7 @@ import errno
 import json
 import math
 import resource
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -39,6 +40,7 @@ from pytest_hwqueue.engine.tenants.open_loop import (
 from pytest_hwqueue.engine.tenants.prompts import PromptRequest, text_of
 from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
 from pytest_hwqueue.engine.tenants.servers import CHAT, host_and_port, ready_url, secrets_of
+from pytest_hwqueue.parts.devices.cpu_counters import RunDelays
 
 _POLL_S = 0.05
 _ONE_POLL_S = 5.0
@@ -173,16 +175,29 @@ class Client:
             HwqError: as `request` does.
 
         """
-        if not self._found_out:
-            self._found_out = True
-            try:
-                await self.request()
-                return
-            except RequestFailed:
-                # Some take no field that they don't know.
-                self._asks_usage = False
-                self._body = self._encoded()
+        if self._found_out:
+            await self.request()
+            return
+        self._found_out = True
+        # Some take no field that they don't know. What fails once may fail for another reason.
+        if await self._is_answered():
+            return
+        self._ask_usage(False)
         await self.request()
+        self._ask_usage(True)
+        if not await self._is_answered():
+            self._ask_usage(False)
+
+    async def _is_answered(self) -> bool:
+        try:
+            await self.request()
+        except RequestFailed:
+            return False
+        return True
+
+    def _ask_usage(self, asks: bool) -> None:
+        self._asks_usage = asks
+        self._body = self._encoded()
 
     def ask(self, prompts: Iterator[PromptRequest]) -> None:
         """Take what each request from now on asks for from here."""
@@ -295,15 +310,26 @@ async def _read_rest(response: aiohttp.ClientResponse) -> None:
     if response.content.at_eof():
         return
     try:
-        await asyncio.wait_for(response.content.read(_MOST_REST_BYTES), _MOST_REST_S)
+        await asyncio.wait_for(_drain(response.content), _MOST_REST_S)
     except (asyncio.TimeoutError, aiohttp.ClientError):
         # The answer is whole; only its connection is not used again.
         response.close()
 
 
+async def _drain(content: aiohttp.StreamReader) -> None:
+    left = _MOST_REST_BYTES
+    while left > 0 and (chunk := await content.readany()):
+        left -= len(chunk)
+
+
 # epoll counts in whole milliseconds. The rest of each wait is spent looking at the clock, with
 # answers taken in meanwhile; it costs a core, and sleeping lets others have that core for longer.
 _SPIN_NS = 1_500_000
+# A turn of the event loop in which nothing was to do takes some 10 µs; to read a part some 100 µs.
+_IDLE_NS = 50_000
+# Whoever asks for so much more than the warm-up's requests allow cannot get it.
+_MOST_BEYOND = 1.2
+_LEAST_TO_JUDGE = 50
 
 Request = Callable[[], Awaitable[Reply | None]]
 
@@ -332,6 +358,58 @@ async def generate(request: Request, demand: Demand, window: Window, concurrency
     return run.load(schedule)
 
 
+def refuse_impossible(warm: Load, warm_up: Window, demand: Demand, duration_s: float) -> None:
+    """Refuse arrivals that this process cannot send, by what its warm-up's requests took it.
+
+    Raises:
+        HwqError: if sending and reading them would take it longer than the window.
+
+    """
+    n = len(warm.started_ns)
+    if demand.schedule is None or warm.busy is None or n < _LEAST_TO_JUDGE:
+        return
+    each_s = warm.busy * warm_up.duration_ns / 1e9 / n
+    rate = len(demand.schedule) / duration_s
+    if rate * each_s > _MOST_BEYOND:
+        raise HwqError(
+            f"the arrivals ask for {rate:,.0f} requests/s, and the load generator can send some "
+            f"{1 / each_s:,.0f}/s ({each_s * 1e3:.2g} ms of a core each in the warm-up): lower the "
+            "rate"
+        )
+
+
+class _Busy:
+    """What a window costs the thread that generates: time on a core, and waiting for one.
+
+    Looking at the clock while nothing else is to do is taken off.
+    """
+
+    def __init__(self) -> None:
+        # Of the time on the run queue a kernel may keep none.
+        self._waits = RunDelays([threading.get_native_id()])
+        self._begun_ns = time.monotonic_ns()
+        self._begun_on_core_ns = time.thread_time_ns()
+        self._idle_ns = self._idle_until_ns = 0
+        self._share: float | None = None
+
+    def idled(self, from_ns: int, until_ns: int) -> None:
+        """Take off a look at the clock, unless it took so long that something was done in it."""
+        if until_ns - from_ns <= _IDLE_NS and from_ns >= self._idle_until_ns:
+            self._idle_ns += until_ns - from_ns
+            # Of several that look at the same time one counts.
+            self._idle_until_ns = until_ns
+
+    def share(self) -> float:
+        """Return the share of the time from the beginning to the first call."""
+        if self._share is None:
+            on_core_ns = time.thread_time_ns() - self._begun_on_core_ns - self._idle_ns
+            waited_ns = sum(self._waits.step().values())
+            self._waits.close()
+            lasted_ns = time.monotonic_ns() - self._begun_ns
+            self._share = min(1.0, max(0, on_core_ns + waited_ns) / lasted_ns)
+        return self._share
+
+
 class _Run:
     """Sends the requests and logs their times, in ns from the window's start."""
 
@@ -345,21 +423,31 @@ class _Run:
         self._replies: list[Reply | None] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = self._most_at_once = self._failures_in_a_row = 0
+        self._freed_ns: list[int] = []
+        self._busy = _Busy()
+
+    async def _until(self, when_ns: int) -> None:
+        while (left_ns := when_ns - (now_ns := time.monotonic_ns())) > 0:
+            if left_ns > _SPIN_NS:
+                await asyncio.sleep((left_ns - _SPIN_NS) / 1e9)
+                continue
+            await asyncio.sleep(0)
+            self._busy.idled(now_ns, time.monotonic_ns())
 
     async def keep_sending(self, demand: Demand) -> None:
         end_ns = self._window.end_ns
-        await _until(self._window.begin_ns + demand.first_ns)
+        await self._until(self._window.begin_ns + demand.first_ns)
         while time.monotonic_ns() < end_ns and len(self._log.started_ns) != demand.most:
             await self._send(None)
             self._refuse_hopeless()
             if demand.delay_ns:
-                await _until(min(time.monotonic_ns() + demand.delay_ns, end_ns))
+                await self._until(min(time.monotonic_ns() + demand.delay_ns, end_ns))
 
     async def send_all(self, schedule: Sequence[int]) -> None:
         window = self._window
         last_start_ns = window.over_ns
         for scheduled_ns in schedule:
-            await _until(window.begin_ns + scheduled_ns)
+            await self._until(window.begin_ns + scheduled_ns)
             if not await self._connection_before(last_start_ns):
                 break
             self._refuse_hopeless()
@@ -379,9 +467,18 @@ class _Run:
         unserved = 0 if schedule is None else len(schedule) - begun
         log = self._log
         return Load(
-            log.scheduled_ns, log.started_ns, log.finished_ns, self._closed, self._failed, unserved,
-            self._concurrency, self._replies, self._most_at_once,
-        )  # fmt: skip
+            log.scheduled_ns,
+            log.started_ns,
+            log.finished_ns,
+            closed=self._closed,
+            failed=self._failed,
+            unserved=unserved,
+            concurrency=self._concurrency,
+            replies=self._replies,
+            most_at_once=self._most_at_once,
+            freed_ns=self._freed_ns,
+            busy=self._busy.share(),
+        )
 
     async def _connection_before(self, last_ns: int) -> bool:
         """Wait for a free connection; return whether there was one in time."""
@@ -409,6 +506,7 @@ class _Run:
         index = len(log.started_ns)
         log.add(started_ns if scheduled_ns is None else scheduled_ns, started_ns, started_ns)
         self._replies.append(None)
+        self._freed_ns.append(started_ns)
         self._in_flight += 1
         self._most_at_once = max(self._most_at_once, self._in_flight)
         try:
@@ -424,9 +522,10 @@ class _Run:
             reply = None
         finally:
             self._in_flight -= 1
-        # What is read behind an announced end is not waited for.
-        done_ns = time.monotonic_ns() if reply is None else reply.done_ns
-        log.finished_ns[index] = done_ns - begin_ns
+        # What is read behind an announced end is not waited for; its connection is not free yet.
+        freed_ns = time.monotonic_ns()
+        self._freed_ns[index] = freed_ns - begin_ns
+        log.finished_ns[index] = (freed_ns if reply is None else reply.done_ns) - begin_ns
 
     def _refuse_hopeless(self) -> None:
         if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
@@ -435,8 +534,3 @@ class _Run:
                 f"{self._failed[-1].reason}",
                 self.load(None),
             )
-
-
-async def _until(when_ns: int) -> None:
-    while (left_ns := when_ns - time.monotonic_ns()) > 0:
-        await asyncio.sleep((left_ns - _SPIN_NS) / 1e9 if left_ns > _SPIN_NS else 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.data.errors import HwqError, translated
+from pytest_hwqueue.data.errors import HwqError, within
 from pytest_hwqueue.data.records.plan import ClientCommand, Colocation, Prompts, Server, Tenant
 from pytest_hwqueue.data.records.tenants import ServerLoad, TenantResult, TokenTimes
 from pytest_hwqueue.data.redaction import redacted
@@ -19,7 +19,12 @@ from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
 from pytest_hwqueue.engine.tenants.external_client import running_client
 from pytest_hwqueue.engine.tenants.open_loop import GREEDY, Load, StoppedServing, Window, lateness
 from pytest_hwqueue.engine.tenants.prompts import PromptRequest, drawn, read_prompts
-from pytest_hwqueue.engine.tenants.server_load import Client, allow_files, generate
+from pytest_hwqueue.engine.tenants.server_load import (
+    Client,
+    allow_files,
+    generate,
+    refuse_impossible,
+)
 from pytest_hwqueue.engine.tenants.servers import secrets_of
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
@@ -73,11 +78,12 @@ async def _serve(
     demand = demand_of(plan, spec.name)
     if prompts is not None:
         client.ask(prompts.of_window(plan, spec.name))
-    with translated(HwqError, f"the first request to {redacted(server.url)} failed", HwqError):
+    with within(f"the first request to {redacted(server.url)} failed"):
         await client.first_request()
     begin_ns = time.monotonic_ns() + _AHEAD_NS
     warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
-    await generate(client.request, GREEDY, warm_up, spec.concurrency)
+    warm = await generate(client.request, GREEDY, warm_up, spec.concurrency)
+    refuse_impossible(warm, warm_up, demand, plan.duration_s)
     # Off for good: windows are what this process lives for.
     gc.unfreeze()
     gc.collect()
@@ -87,10 +93,10 @@ async def _serve(
         # The window's own begin with it, whatever the warm-up took.
         client.ask(prompts.of_window(plan, spec.name))
     common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
-    within = demand.within(common.duration_ns)
+    asked = demand.within(common.duration_ns)
     opened = client.opened
     try:
-        load = await generate(client.request, within, common, spec.concurrency)
+        load = await generate(client.request, asked, common, spec.concurrency)
     except StoppedServing as stopped:
         link.served = _served(spec, stopped.load, client, server, common, opened)
         raise
@@ -167,6 +173,7 @@ def _seen(load: Load, server: Server, window: Window) -> tuple[WorkDone, ServerL
     seen = ServerLoad(
         url=redacted(server.url, secrets_of(server)),
         most_at_once=load.most_at_once,
+        generator_busy=load.busy,
         tokens=tokens,
     )
     return work, seen

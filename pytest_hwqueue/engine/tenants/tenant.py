@@ -21,7 +21,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.data.errors import NotProven, OwnCodeFailed, speaks_for_itself
+from pytest_hwqueue.data.errors import (
+    InvalidMeasurement,
+    NotProven,
+    OwnCodeFailed,
+    speaks_for_itself,
+)
 from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.parts.processes.channel import Channel, Message, ProcessEnded
 from pytest_hwqueue.parts.processes.unwatched import stop_coverage
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.data.records.counters import CpuCounters
     from pytest_hwqueue.data.records.tenants import TenantResult
     from pytest_hwqueue.engine.causes.tenant_tracer import TenantTracer, Traces
+    from pytest_hwqueue.engine.cell.attempt import Problem
     from pytest_hwqueue.engine.tenants.looks import ShownTimes
     from pytest_hwqueue.engine.tenants.open_loop import Demand, Load, Window
     from pytest_hwqueue.engine.tenants.tenant_calls import NextWindow, Ready, Start
@@ -213,7 +219,8 @@ def _live(start: Start, spec: Tenant, link: Link, traces: Traces | None) -> bool
         # The user's own code has its traceback in the reason, and a server its own output.
         if not (speaks_for_itself(error) or isinstance(error, OwnCodeFailed)):
             traceback.print_exc()
-        link.parent.failed(spec.name, link.stage, _reason(error), link.served)
+        status: Problem = "invalid" if isinstance(error, InvalidMeasurement) else "failed"
+        link.parent.failed(spec.name, link.stage, status, _reason(error), link.served)
         return False
     return True
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.plan import Colocation, Server
 from pytest_hwqueue.data.records.tenants import TenantResult
+from pytest_hwqueue.engine.cell.attempt import Problem
 from pytest_hwqueue.parts.devices.compute_units import Partition
 from pytest_hwqueue.parts.processes.remote import one_way
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
@@ -89,5 +90,7 @@ class TenantCalls:
         """Its window is over."""
 
     @one_way
-    def failed(self, tenant: str, stage: str, reason: str, served: TenantResult | None) -> None:
-        """It has failed, once it had served so much."""
+    def failed(
+        self, tenant: str, stage: str, status: Problem, reason: str, served: TenantResult | None
+    ) -> None:
+        """It has failed, or its window is invalid, once it had served so much."""

@@ -16,7 +16,7 @@ from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.plan import FEWER_KERNELS, LONGER_WINDOW, Colocation
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, DeviceUse, TenantResult
-from pytest_hwqueue.engine.cell.attempt import RunDraft, RunEnded
+from pytest_hwqueue.engine.cell.attempt import Problem, RunDraft, RunEnded
 from pytest_hwqueue.engine.tenants.identified import tenant_environment
 from pytest_hwqueue.engine.tenants.server_processes import ServerProcesses
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready, Start, TenantCalls
@@ -328,7 +328,9 @@ class TenantProcesses(TenantCalls):
         how = f"tenant {' and '.join(members)} {process.how_it_ended()}"
         raise RunEnded("failed", with_advice(how, process.last_lines(_LAST_LINES)))
 
-    def failed(self, tenant: str, stage: str, reason: str, served: TenantResult | None) -> None:
+    def failed(
+        self, tenant: str, stage: str, status: Problem, reason: str, served: TenantResult | None
+    ) -> None:
         """End the run, and keep what the tenant has served."""
         members = self._members(tenant)
         process = self._processes[members]
@@ -339,7 +341,7 @@ class TenantProcesses(TenantCalls):
             # It ends by itself; the others are ended from here.
             process.how_it_ended()
         output = self._outputs[tenant] = self._last_lines(tenant, process)
-        raise RunEnded("failed", with_advice(f"tenant {tenant}: {reason}", output))
+        raise RunEnded(status, with_advice(f"tenant {tenant}: {reason}", output))
 
     def _last_lines(self, name: str, process: MeasuredProcess) -> str:
         """Return what a tenant wrote last: its server, where it has one."""

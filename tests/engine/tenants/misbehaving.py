@@ -46,6 +46,10 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(0.5)
         status = 500 if MODE == "fails" and after else 200
         text = b"no such model" if status == 500 else b"ok"
+        if MODE == "streams":
+            text = b'data: {"choices": [{"text": "a"}]}\n\n'
+            # More than is read of one event.
+            text += b"data: " + 17 * 2**20 * b"x" if after else b"data: [DONE]\n\n"
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

@@ -123,8 +123,8 @@ def test_connections_are_kept_limited_and_counted() -> None:
         (_HTTP, [b"nonsense\r\n\r\n"], "Bad status line"),
         (_HTTP, None, "ClientPayloadError"),
         (_OPENAI, [stream("x" * 600_000)], "not an event of a completion"),
-        (_OPENAI, [stream("[DONE]")], "the answer has no token"),
-        (_OPENAI, [_OK], "the answer has no token"),
+        (_OPENAI, [stream("[DONE]")], "the answer ended without a token"),
+        (_OPENAI, [_OK], "the answer ended without a token"),
         (_OPENAI, [stream("{nonsense")], "not an event of a completion: '{nonsense'"),
         (_OPENAI, [stream([1, 2])], "not an event of a completion"),
         (_OPENAI, [stream({"error": {"message": "no memory"}})], "no memory"),
@@ -282,11 +282,54 @@ def test_a_server_that_knows_how_is_asked_to_count_tokens_and_another_is_not() -
     # Found out once: the next window's first request is sent as the last was.
     assert tokens(model="new") == [7, 3]
     assert bodies[-1]["stream_options"] == {"include_usage": True}
-    assert tokens(model="old") == [1, 4]
+    # A refusal that is not repeated was none.
+    assert tokens(model="old") == [1, 5]
     assert bodies[-1] == {"model": "old"}
+    assert [len(body) for body in bodies] == [2, 1, 2, 1, 1]
     # Who says so himself is not asked for more.
     assert tokens(model="new", stream_options={"include_usage": False}) == [1, 3]
     assert bodies[0]["stream_options"] == {"include_usage": False}
+
+
+def test_one_failure_of_the_first_request_is_no_refusal_to_count() -> None:
+    asked: list[bool] = []
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        asked.append(b"stream_options" in request)
+        if len(asked) == 1:
+            writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\nno")
+            return
+        counted = [{"choices": [], "usage": {"completion_tokens": 7}}] if asked[-1] else []
+        writer.write(stream(text("a"), *counted, "[DONE]"))
+
+    async def use(url: str) -> None:
+        async with Client(replace(_OPENAI, url=url, body='{"model": "m"}'), 1) as client:
+            await client.first_request()
+            reply = await client.request()
+            assert reply is not None
+            assert (reply.tokens, reply.counted) == (7, "usage")
+
+    asyncio.run(answering(answer, use))
+    assert asked == [True, False, True, True]
+
+
+def test_a_connection_is_used_again_where_something_follows_the_end_bit_by_bit() -> None:
+    events = stream(text("a"), "[DONE]").split(b"\r\n\r\n", 1)[1]
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + piece(events))
+        for _ in range(3):
+            await asyncio.sleep(0.002)
+            writer.write(piece(b": more\n\n"))
+        writer.write(piece(b""))
+
+    async def use(url: str) -> None:
+        async with Client(replace(_OPENAI, url=url), 1) as client:
+            for _ in range(5):
+                await client.request()
+            assert client.opened == 1
+
+    asyncio.run(answering(answer, use))
 
 
 def test_our_own_limits_are_no_failure_of_the_server() -> None:

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.engine.tenants.event_stream import EventStream, EventTooLong, ServerSentEvent
+from pytest_hwqueue.engine.tenants.event_stream import (
+    STRAY,
+    EventStream,
+    EventTooLong,
+    ServerSentEvent,
+)
 
 TEXTS = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=20)
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
@@ -71,16 +76,23 @@ def test_an_event_has_the_time_of_its_last_data_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "stray"),
+    ("text", "wanted"),
     [
-        (b"data: a\n\n", b""), (b": {\n\n", b""), (b"{\"error\": 1}\n", b'{"error": 1}'),
-        (b"data: a\n\nhm\nfoo: bar\n<html>\n{\n", b"<html>"),
+        (b": {\n\n", []), (b"hm\nfoo: bar\nerror: soon\n\n", []),
+        (b'{"error": 1}\n', [b'{"error": 1}']), (b'{"error": 1}', [b'{"error": 1}']),
+        (b'error: {"code": 500}\n\n', [b'{"code": 500}']),
+        (b"upstream connect error: reset\n", [b"upstream connect error: reset"]),
+        (b"data: a\n\n<html>\ndata: b\n\n{\n", [b"a", b"<html>", b"b", b"{"]),
     ],
 )  # fmt: skip
-def test_a_line_that_is_no_field_is_kept(text: bytes, stray: bytes) -> None:
+def test_a_body_or_a_sentence_among_the_events_is_given_in_its_place(
+    text: bytes, wanted: list[bytes]
+) -> None:
     reader = EventStream()
-    reader.feed(text, 0)
-    assert reader.stray == stray
+    found = [*reader.feed(text, 0), *reader.end(0)]
+    assert [each.data for each in found] == wanted
+    of_stray = [each.data for each in found if each.type == STRAY]
+    assert of_stray == [each for each in wanted if len(each) > 1 or each == b"{"]
 
 
 def test_what_is_held_of_one_event_has_a_limit_and_of_many_none() -> None:

@@ -20,8 +20,9 @@ from pytest_hwqueue.engine.tenants.open_loop import (
     StoppedServing,
     Window,
     lateness,
+    overloaded_reason,
 )
-from pytest_hwqueue.engine.tenants.server_load import generate
+from pytest_hwqueue.engine.tenants.server_load import generate, refuse_impossible
 
 MS = 1_000_000
 
@@ -76,6 +77,55 @@ def test_a_request_that_waits_for_a_connection_counts_its_wait() -> None:
     free_ns = [10 * MS, 10 * MS, *sorted(found.finished_ns[:2])]
     expected = [began - free for began, free in zip(found.started_ns, free_ns, strict=True)]
     assert late.max_us == max(expected) / 1e3
+
+
+def test_a_connection_that_is_not_free_yet_is_no_lateness() -> None:
+    """Its answer is whole after 1 ms; what follows it takes 60 ms more."""
+
+    async def request() -> Reply:
+        await asyncio.sleep(0.001)
+        done_ns = time.monotonic_ns()
+        await asyncio.sleep(0.06)
+        return Reply(done_ns, done_ns, done_ns, 1, "usage", done_ns)
+
+    found = load(request, [10 * MS] * 4, 2)
+    late = lateness(found)
+    assert late is not None
+    free_ns = [10 * MS, 10 * MS, *sorted(found.freed_ns[:2])]
+    expected = [began - free for began, free in zip(found.started_ns, free_ns, strict=True)]
+    assert late.max_us == max(expected) / 1e3
+    held_ns = [free - end for free, end in zip(found.freed_ns, found.finished_ns, strict=True)]
+    assert min(held_ns) >= 59 * MS
+
+
+def test_how_busy_the_generator_was_is_its_work_and_its_wait_for_a_core() -> None:
+    async def work() -> None:
+        until_ns = time.thread_time_ns() + 2 * MS
+        while time.thread_time_ns() < until_ns:
+            pass
+
+    working = load(work, None, 4).busy
+    assert working is not None
+    reason = overloaded_reason(working)
+    assert reason is not None
+    assert "the load generator was busy for" in reason
+    # In an open loop it looks at the clock, which is no work; what a busy machine adds is waiting.
+    waiting = [load(taking(0.001), [*range(0, 200 * MS, MS)], 4).busy for _ in range(3)]
+    assert min(each for each in waiting if each is not None) < working
+    assert overloaded_reason(0.9) is None
+
+
+def test_arrivals_beyond_what_can_be_sent_are_refused_before_the_window() -> None:
+    window = Window(0, 1_000 * MS)
+    # Half a second of work for 1,000 requests: .5 ms each.
+    warm = Load([0] * 1000, [0] * 1000, [1] * 1000, closed=True, busy=0.5)
+    asked = Demand([number * MS // 3 for number in range(3000)])
+    with pytest.raises(HwqError, match=r"ask for 3,000 requests/s, .* can send some 2,000/s"):
+        refuse_impossible(warm, window, asked, 1.0)
+    refuse_impossible(warm, window, asked, 2.0)
+    refuse_impossible(warm, window, GREEDY, 1.0)
+    few = Load([0] * 5, [0] * 5, [1] * 5, closed=True, busy=0.5)
+    refuse_impossible(few, window, asked, 1.0)
 
 
 def test_a_stall_is_felt_by_every_request_due_meanwhile() -> None:

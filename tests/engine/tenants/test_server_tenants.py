@@ -30,7 +30,7 @@ from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.engine.tenants import server_processes
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
-from pytest_hwqueue.engine.tenants.open_loop import invalid_reason
+from pytest_hwqueue.engine.tenants.open_loop import invalid_reason, overloaded_reason
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.processes.services import free_port
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
@@ -119,11 +119,13 @@ def quiet(stage: str, done: int, planned: int) -> None:
 
 
 def measured(record: ColocationRecord) -> TenantResult:
-    """Return the tenant's result; the run is invalid just where the machine made it late."""
+    """Return the tenant's result; only a machine that is late or busy makes the run invalid."""
     (tenant,) = record.tenants
     times_ns = tenant.latency_ns
     p99_ms = float(np.quantile(times_ns, 0.99)) / 1e6 if times_ns else math.inf
     late = invalid_reason(tenant.lateness, p99_ms)
+    if tenant.server is not None:
+        late = late or overloaded_reason(tenant.server.generator_busy)
     assert record.status == ("ok" if late is None else "invalid"), record.reason
     return tenant
 
@@ -545,3 +547,9 @@ def test_nothing_is_left_where_the_session_is_killed(tmp_path: Path) -> None:
     for what in ("begins", "child"):
         pid = started(tmp_path, what)
         wait_for(lambda pid=pid: has_ended(pid), f"the end of {what} {pid}")  # type: ignore[misc]
+
+
+def test_a_limit_of_the_generators_own_makes_the_run_invalid(tmp_path: Path) -> None:
+    record = run(tmp_path, misbehaving("streams", 0.3, protocol="openai", timeout_s=30.0))
+    assert record.status == "invalid", record.reason
+    assert "the load generator's own limit was reached: an event has more than" in record.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,30 @@ def test_a_stored_stream_is_read_as_its_file_says(name: str) -> None:
     between_ms = (reply.last_ns - reply.first_ns) / (reply.tokens - 1) / 1e6
     found = (reply.tokens, reply.first_ns / 1e6, between_ms)
     assert found == (expected["tokens"], expected["ttft_ms"], expected["tbt_ms"])
+
+
+def outcome(pieces: Sequence[bytes]) -> tuple[str, object]:
+    """Return what pieces of an answer are read as, whatever the time."""
+    reader = CompletionReader()
+    try:
+        for piece in pieces:
+            if reader.feed(piece, 1):
+                break
+        reply = reader.end(1)
+    except RequestFailed as failed:
+        return failed.kind, None
+    return "", (reply.tokens, reply.counted, reply.answer_ns is None)
+
+
+@pytest.mark.parametrize("name", _READ)
+def test_a_stored_stream_is_the_same_however_it_is_cut(name: str) -> None:
+    said = json.loads((STREAMS / f"{name}.json").read_text(encoding="utf-8"))
+    whole = "".join(text for _, text in said["parts"]).encode()
+    # What follows the end is not waited for, so that nobody knows whether it comes.
+    whole = whole.partition(b"[DONE]\n\n")[0] + (b"[DONE]\n\n" if b"[DONE]" in whole else b"")
+    expected = outcome([whole])
+    assert expected == outcome([bytes([each]) for each in whole])
+    assert all(outcome([whole[:at], whole[at:]]) == expected for at in range(0, len(whole), 7))
 
 
 def assert_agree(folder: Path, server: Server, **load: Any) -> None:
