@@ -100,6 +100,14 @@ _RULES = (
     _rule(r"\b(?:Bearer|Basic)\s+", r"[^\s'\",;]+"),
 )  # fmt: skip
 
+# Words in names of variables, as OPENAI_KEY and DB_PASS have them: of a value that stands alone.
+_OF_SECRETS = frozenset(
+    {
+        "auth", "authorization", "cookie", "credential", "credentials", "key", "pass", "passphrase",
+        "passwd", "password", "pw", "pwd", "secret", "signature", "token",
+    }
+)  # fmt: skip
+
 _FIELD = rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*(?::=?|=>)\s*"
 _NUMBER = _rule(_FIELD, r"-?\d[\w.+-]*")
 """A field of JSON that is a number: it is found by its name alone, as numbers stand everywhere."""
@@ -159,6 +167,13 @@ def redacted_command(arguments: Sequence[str], known: Collection[str] = ()) -> s
 
 # What stands around a reference, and says nothing: quotes, a scheme, the colon before a password.
 _PLAIN = re.compile(r"[\s'\":]*(?:(?:Bearer|Basic|Token)\s+)?", re.IGNORECASE)
+
+
+def is_called_secret(name: str, value: str) -> bool:
+    """Whether a header's or variable's name says that its value is a secret."""
+    if not _OF_SECRETS.isdisjoint(re.split(r"[_-]", name.lower())):
+        return True
+    return next(secrets_in(f"{name}={value}"), None) is not None
 
 
 def mask(secret: str) -> str:

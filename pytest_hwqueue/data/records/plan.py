@@ -96,6 +96,8 @@ class Server:
         ttft_ms: latest first token of a good request, for goodput; None for no bound.
         tbt_ms: longest mean time between tokens of a good request, likewise.
         client: makes the requests; None for ours, which the rest says how to make.
+        digests: what tells values apart that no record holds: those of variables in `command`, by
+            their name, and of headers. None stands there of what is a secret by its name.
 
     """
 
@@ -118,6 +120,7 @@ class Server:
     ttft_ms: float | None = None
     tbt_ms: float | None = None
     client: ClientCommand | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ours(self) -> bool:
@@ -151,6 +154,7 @@ class Tenant:
         requests: it issues so many in a window, which ends once all such tenants have served
             theirs; None for no limit.
         deadline_ms: latency within which a request is attained, until `Colocation.asked_ms` has it.
+        trace_sha256: of the file that its arrival is a trace from; None for other arrivals.
 
     """
 
@@ -174,6 +178,7 @@ class Tenant:
     start_s: float = 0.0
     requests: int | None = None
     deadline_ms: Annotated[float | None, Field(exclude=True)] = None
+    trace_sha256: str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -18,8 +18,11 @@ from pydantic import (
     Discriminator,
     Field,
     GetPydanticSchema,
+    PrivateAttr,
     Tag,
     ValidationError,
+    ValidationInfo,
+    model_validator,
 )
 from pydantic_core import core_schema
 
@@ -50,7 +53,7 @@ from pytest_hwqueue.engine.scenarios.located_yaml import (
     may_be_secret,
     read_yaml,
 )
-from pytest_hwqueue.engine.tenants.arrivals import CLIENT
+from pytest_hwqueue.engine.tenants.arrivals import CLIENT, parse_arrival
 from pytest_hwqueue.engine.tenants.servers import secrets_of
 
 # An H200's clocks, and a model's latency, are where they stay after half of it.
@@ -113,9 +116,20 @@ class TenantChange(_Model):
         description="latency within which a request is attained; by default the tenant's P99 goal",
     )  # fmt: skip
 
+    _trace_sha256: str | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _look_at_trace(self, info: ValidationInfo) -> TenantChange:
+        if self.arrival.startswith("trace"):
+            assert info.context is not None
+            self._trace_sha256 = parse_arrival(self.arrival, info.context["folder"]).sha256
+        return self
+
     def given(self) -> dict[str, Any]:
         """Return the fields that were given, as `Tenant` has them."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
+        if "arrival" in given:
+            given["trace_sha256"] = self._trace_sha256
         if "start" in given:
             given["start_s"] = given.pop("start") or 0.0
         if "concurrency" in given:

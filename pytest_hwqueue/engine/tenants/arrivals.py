@@ -50,6 +50,7 @@ class Arrival:
         rate_per_s: mean requests per second; None for ``closed``, ``trace`` and ``client``.
         sigma: standard deviation of the gaps' logarithm; only for ``lognormal``.
         file: holds the offsets; only for ``trace``.
+        sha256: of that file, in hexadecimal.
         delay_s: from a request's end to the next one's start; only for ``closed``.
 
     """
@@ -58,6 +59,7 @@ class Arrival:
     rate_per_s: float | None = None
     sigma: float | None = None
     file: Path | None = None
+    sha256: str | None = None
     delay_s: float = 0.0
 
     def __str__(self) -> str:
@@ -121,8 +123,8 @@ def parse_arrival(text: str, folder: Path) -> Arrival:
         if not rest:
             raise BadInput(f"the file is missing in {text!r}; give trace: FILE")
         file = folder / rest
-        _read_trace(file)
-        return Arrival(kind, file=file)
+        _, digest = _read_trace(file)
+        return Arrival(kind, file=file, sha256=digest)
     rate, comma, parameter = (part.strip() for part in rest.partition(","))
     if kind != "lognormal" and comma:
         raise BadInput(f"{kind} takes a rate alone, and {text!r} has {parameter!r} behind it")
@@ -156,7 +158,8 @@ def schedule(arrival: Arrival, seed: int, duration_ns: int) -> list[int] | None:
         return None
     if arrival.kind == "trace":
         assert arrival.file is not None
-        return [when_ns for when_ns in _read_trace(arrival.file) if when_ns < duration_ns]
+        offsets_ns, _ = _read_trace(arrival.file)
+        return [when_ns for when_ns in offsets_ns if when_ns < duration_ns]
     times: list[int] = []
     for when_ns in _constant(arrival) if arrival.kind == "constant" else _random(arrival, seed):
         if when_ns >= duration_ns:
@@ -191,13 +194,14 @@ def _random(arrival: Arrival, seed: int) -> Iterator[int]:
             yield now_ns
 
 
-def _read_trace(file: Path) -> list[int]:
-    """Return the offsets in a file in ns; empty lines are skipped, but count as lines."""
+def _read_trace(file: Path) -> tuple[list[int], str]:
+    """Return the offsets in a file in ns, and its SHA-256; empty lines count as lines."""
     with translated(BadInput, f"the trace {file} cannot be read", OSError, ValueError):
         if file.exists() and not file.is_file():
             # A pipe can be read once, and is waited for.
             raise ValueError("it is no regular file")
-        lines = file.read_text(encoding="utf-8").split("\n")
+        content = file.read_bytes()
+        lines = content.decode("utf-8").split("\n")
     times: list[int] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -218,7 +222,7 @@ def _read_trace(file: Path) -> list[int]:
         times.append(when_ns)
     if not times:
         raise BadInput(f"the trace {file} holds no offset; give one in seconds on each line")
-    return times
+    return times, sha256(content).hexdigest()
 
 
 def _timestamp_s(line: str) -> float | None:

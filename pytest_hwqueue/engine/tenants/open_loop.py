@@ -474,8 +474,12 @@ def invalid_reason(
     )
 
 
-MOST_BUSY = 0.9
-"""Up to this share of a window a generator may be busy: beyond, requests queue for it."""
+MOST_BUSY = 0.8
+"""Up to this share of a window a generator may be busy.
+
+Beyond it a request waits for the generator more than four times as long as it takes it, by the
+queue M/M/1 (Kleinrock, Queueing Systems I, 1975, section 3.2).
+"""
 
 
 def overloaded_reason(busy: float | None) -> str | None:

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 from pytest_hwqueue.data.records.plan import Colocation, Server
 from pytest_hwqueue.data.redaction import (
     NOTHING,
+    is_called_secret,
     known_forms,
     mask,
     redacted,
@@ -48,6 +50,8 @@ MISSING_AIOHTTP = (
 )
 
 
+# Of a digest: enough to tell two values apart, and too few to find one by.
+_DIGITS = 4
 # What their values are, every answer says.
 _PLAIN_HEADERS = frozenset(
     {
@@ -150,6 +154,25 @@ def secrets_of_plan(plan: Colocation) -> frozenset[str]:
     return frozenset(secret for server in plan.servers.values() for secret in secrets_of(server))
 
 
+def _digests(server: Server) -> dict[str, str]:
+    """Return digests of values that records do not hold, where none may be a secret by its name.
+
+    A header's value that has a variable is none of these: it may change with each session.
+    """
+    named = variables_in(part for command in _commands(server) for part in command)
+    values = {f"${{{name}}}": os.environ.get(name, "") for name in named}
+    values |= {
+        f"headers.{name}": value
+        for name, value in server.headers.items()
+        if not variables_in([value])
+    }
+    return {
+        name: sha256(f"{name}={value}".encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
+        for name, value in values.items()
+        if not is_called_secret(name.strip("${}"), value)
+    }
+
+
 def for_records(plan: Colocation) -> Colocation:
     """Return a plan as records keep it: without secrets, and paths of this machine."""
     secrets = secrets_of_plan(plan)
@@ -169,6 +192,7 @@ def for_records(plan: Colocation) -> Colocation:
             and replace(
                 server.client, command=tuple(redacted_arguments(server.client.command, secrets))
             ),
+            digests=_digests(server),
         )
 
     tenants = [

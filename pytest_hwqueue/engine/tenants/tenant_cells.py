@@ -39,6 +39,8 @@ _DESCRIPTIONS = {
 }
 # Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.
 _NOT_IDENTITY = ("faults", "name", "deadline_ms")
+# Of a server: how long it is waited for, and bounds of figures that no gate judges.
+_NOT_OF_SERVERS = ("ready_s", "stop_s", "ttft_ms", "tbt_ms")
 
 
 def tenant_records(
@@ -102,6 +104,12 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
             for name, value in to_jsonable_python(each).items()
             if name not in _NOT_IDENTITY
         }
+        if stated["server"] is not None:
+            for name in _NOT_OF_SERVERS:
+                del stated["server"][name]
+        if stated["trace_sha256"] is None:
+            # No trace: every cell of before has none.
+            del stated["trace_sha256"]
         # Where weights are is no part of what they are.
         stated["weights"] = "seeded" if each.weights is None else "loaded"
         parameters |= {f"{each.name}.{name}": value for name, value in stated.items()}

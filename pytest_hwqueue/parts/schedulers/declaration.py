@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pytest_hwqueue.data.errors import BadInput, nearest
 from pytest_hwqueue.data.extensions import Registry, origin
 from pytest_hwqueue.data.records.kinds import Capabilities, capabilities_of
-from pytest_hwqueue.data.redaction import secrets_in
+from pytest_hwqueue.data.redaction import is_called_secret
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -286,32 +286,15 @@ def check_variables(parameters: Mapping[str, str]) -> None:
         families = (by for begins, by in _FAMILIES_SET_ELSEWHERE.items() if name.startswith(begins))
         if by := _SET_ELSEWHERE.get(name) or next(families, None):
             raise BadInput(f"env: {name} is set by {by}: use that")
-        if _may_be_secret(name, value):
+        if is_called_secret(name, value) and not _IS_SETTING.fullmatch(value):
             raise BadInput(
                 f"env: {name} may be a secret, and a mode's text stands in every record: set it "
                 "where pytest is started"
             )
 
 
-# Words in names of variables, as LLM_API_KEY and DB_PASS have them.
-_OF_SECRETS = frozenset(
-    {
-        "auth", "authorization", "cookie", "credential", "credentials", "key", "pass", "passphrase",
-        "passwd", "password", "pw", "pwd", "secret", "signature", "token",
-    }
-)  # fmt: skip
+# A switch or a small number, which no secret is.
 _IS_SETTING = re.compile(r"[0-9.]{1,6}[a-z]?|true|false|on|off|yes|no", re.IGNORECASE)
-
-
-def _may_be_secret(name: str, value: str) -> bool:
-    """Whether a variable's name speaks of a secret, and its value is no switch or small number."""
-    if _IS_SETTING.fullmatch(value):
-        return False
-    if not _OF_SECRETS.isdisjoint(name.lower().split("_")):
-        return True
-    return next(secrets_in(f"{name}={value}"), None) is not None
-
-
 _PACKAGE = "pytest_hwqueue.parts.schedulers"
 _MOST_COMMANDS = 100_000
 _MOST_MULTIPROCESSORS = 1024

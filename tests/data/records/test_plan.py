@@ -69,7 +69,7 @@ def test_its_keys_are_those_of_every_stored_record(tmp_path: Path) -> None:
     assert [*stored["tenants"][0]] == [
         "name", "model", "workload", "function", "parameters", "size", "batch", "arrival",
         "priority", "share", "streams", "concurrency", "weights", "faults", "server", "start_s",
-        "requests",
+        "requests", "trace_sha256",
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +172,8 @@ def test_lognormal_gaps_have_the_mean_and_sigma_asked_for(seed: int, sigma: floa
 def test_a_trace_gives_the_offsets_within_the_window(tmp_path: Path) -> None:
     (tmp_path / "peak.txt").write_text("0\n0.25\n0.25\n\n  1e0\n1.999999999\n2\n3.5\n\n")
     arrival = parse_arrival("trace: peak.txt", tmp_path)
-    assert arrival == Arrival("trace", file=tmp_path / "peak.txt")
+    digest = sha256((tmp_path / "peak.txt").read_bytes()).hexdigest()
+    assert arrival == Arrival("trace", file=tmp_path / "peak.txt", sha256=digest)
     expected = [0, SECOND // 4, SECOND // 4, SECOND, 2 * SECOND - 1]
     assert schedule(arrival, 0, 2 * SECOND) == expected
     assert schedule(arrival, 1, 1) == [0]

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_hwqueue.data.records.cell import RunRecord
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
-from pytest_hwqueue.data.records.plan import Colocation, Tenant
+from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
@@ -17,6 +17,7 @@ from pytest_hwqueue.data.records.tenants import (
     TenantResult,
     TenantThroughput,
 )
+from pytest_hwqueue.engine.tenants.servers import for_records
 from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
 from pytest_hwqueue.judge.baselines.runs import cell_of_record
 from pytest_hwqueue.judge.figures import figure
@@ -116,3 +117,44 @@ def test_what_went_wrong_is_no_measurement() -> None:
     high, low = tenant_records(silent, "node", {})
     assert (high.status, low.status) == ("ok", "failed")
     assert low.reason == "tenant low completed no request"
+
+
+SERVER = Server(
+    "http://127.0.0.1:{port}/v1/completions", ("serve", "--slow", "${SERVICE_MS}"),
+    headers={"X-Route": "llama", "Authorization": "Bearer abcdefgh"}, protocol="openai",
+)  # fmt: skip
+
+
+def identity(server: Server, trace: str | None = None) -> dict[str, Any]:
+    tenant = Tenant("chat", server=server, arrival="trace: peak.txt", trace_sha256=trace)
+    plan = for_records(replace(PLAN, tenants=(tenant,)))
+    (found,) = tenant_records(record(plan, served("chat", 4.0, 20)), "x", {})
+    return dict(found.cell.parameters)
+
+
+def test_what_changes_a_server_is_another_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVICE_MS", "1")
+    before = identity(SERVER, "a")
+    assert "chat.trace_sha256" not in identity(SERVER)
+    assert identity(SERVER, "b") != before
+    assert identity(replace(SERVER, headers={**SERVER.headers, "X-Route": "qwen"}), "a") != before
+    assert identity(replace(SERVER, timeout_s=11.0), "a") != before
+    monkeypatch.setenv("SERVICE_MS", "9")
+    other = identity(SERVER, "a")
+    assert other != before
+    # Values themselves stand nowhere.
+    assert "llama" not in str(other)
+    assert set(other["chat.server"]["digests"]) == {"${SERVICE_MS}", "headers.X-Route"}
+
+
+def test_what_changes_no_figure_of_a_server_is_the_same_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SERVICE_MS", "1")
+    before = identity(SERVER)
+    for changed in (
+        {"stop_s": 11.0}, {"ready_s": 61.0}, {"ttft_ms": 100.0}, {"tbt_ms": 9.0},
+        # A new token is no other server.
+        {"headers": {**SERVER.headers, "Authorization": "Bearer ijklmnop"}},
+    ):  # fmt: skip
+        assert identity(replace(SERVER, **changed)) == before
