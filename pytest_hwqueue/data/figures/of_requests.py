@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -66,6 +67,9 @@ class Session(NamedTuple):
 ONLY_SESSION = Session()
 
 
+TimesOf = Literal["latency_ns", "ttft_ns", "ttfo_ns", "tbt_ns", "wait_ns"]
+
+
 @dataclass(frozen=True)
 class Served:
     """The outcome of one tenant's requests in one window.
@@ -105,7 +109,8 @@ class Served:
     from_ns: int = 0
     rate_from_ns: int = 0
 
-    @property
+    # Each figure of throughput asks for it.
+    @cached_property
     def rated_ns(self) -> list[int]:
         """When each request was done that counts for throughput, from when that begins."""
         begins_ns = self.rate_from_ns
@@ -115,13 +120,32 @@ class Served:
             if ended_ns <= self.window_ns and (ended_ns > begins_ns or not begins_ns)
         ]
 
+    @cached_property
+    def _times(self) -> dict[TimesOf, NDArray[np.float64]]:
+        return {}
+
+    def times(self, of: TimesOf) -> NDArray[np.float64]:
+        """Return every issued request's time in ns, in order; infinite if not completed.
+
+        Those are spread evenly: that they came together makes them no smaller a share.
+        """
+        import numpy as np
+
+        if of not in self._times:
+            times = np.asarray(getattr(self, of), np.float64)
+            never = self.issued - len(self.latency_ns)
+            between = np.linspace(0, times.size, never + 2)[1:-1].astype(int)
+            self._times[of] = np.insert(times, between, math.inf)
+            # All figures share it.
+            self._times[of].flags.writeable = False
+        return self._times[of]
+
     @property
     def rate_ns(self) -> int:
         """The time that throughput is of."""
         return self.window_ns - self.rate_from_ns
 
 
-TimesOf = Literal["latency_ns", "ttft_ns", "ttfo_ns", "tbt_ns", "wait_ns"]
 Estimator = Callable[[Sequence[Served], float], Estimate]
 
 
@@ -433,18 +457,10 @@ def _divided(value: float, by: float) -> float | None:
 
 
 def _times(windows: Sequence[Served], of: TimesOf = "latency_ns") -> list[NDArray[np.float64]]:
-    """Return every issued request's time in ns, by window, in order; infinite if not completed.
-
-    Those are spread evenly: that they came together makes them no smaller a share.
-    """
+    """Return every issued request's time in ns, by window (`Served.times`)."""
     import numpy as np
 
-    found = []
-    for window in windows:
-        times = np.asarray(getattr(window, of), np.float64)
-        never = window.issued - len(window.latency_ns)
-        between = np.linspace(0, times.size, never + 2)[1:-1].astype(int)
-        found.append(np.insert(times, between, math.inf))
+    found = [window.times(of) for window in windows]
     return [each for each in found if each.size] or [np.empty(0)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class PlannedRun:
     noise: str | None = None
     compares_noise: bool = False
 
-    @property
+    # Asked for thousands of times as a table is made.
+    @cached_property
     def key(self) -> str:
         """Identifies a run: one serves all that need it."""
         unused: dict[str, Any] = {"deadline_ms": None}

@@ -87,6 +87,10 @@ class ScenarioRuns:
         self._attempt = measure
         self._stored: dict[str, list[WindowRecord]] = {}
         self._traced: dict[str, list[WindowRecord]] = {}
+        # Of a run's key and a tenant: its requests in records, which stay here with their sessions.
+        self._served: dict[
+            tuple[str, str], tuple[list[WindowRecord], list[Session], list[Served]]
+        ] = {}
         self._run: int | None = None
         # The tests whose goals end windows early; None measures all windows to their end.
         self._asked: Sequence[Case] | None = None
@@ -105,6 +109,7 @@ class ScenarioRuns:
         """Forget all measurements: whoever needs one again measures it anew."""
         self._stored.clear()
         self._traced.clear()
+        self._served.clear()
 
     def measure_run(self, case: Case) -> None:
         """Measure what a test and its interference ratios need in this run, each once."""
@@ -421,11 +426,17 @@ class ScenarioRuns:
 
     def windows(self, run: PlannedRun, tenant: str) -> list[Served]:
         """Return a tenant's requests in each ``ok`` record of a run."""
-        return [
-            served(record.tenant(tenant), round(record.duration_s * 1e9), session)
-            for record, session in zip(self.records(run), self.sessions(run), strict=True)
-            if record.status == "ok"
-        ]
+        # A table asks for the same requests for each of its figures.
+        stored, sessions = self.window_records(run), self.sessions(run)
+        seen, their_sessions, found = self._served.get((run.key, tenant), ([], [], []))
+        if [*map(id, seen)] != [*map(id, stored)] or their_sessions != sessions:
+            found = [
+                served(record.tenant(tenant), round(record.duration_s * 1e9), session)
+                for (record, _), session in zip(stored, sessions, strict=True)
+                if record.status == "ok"
+            ]
+            self._served[run.key, tenant] = [*stored], sessions, found
+        return found
 
     def unusable(self, own: PlannedRun, reference: PlannedRun) -> ColocationRecord | None:
         """Return a record of the reference that is not ``ok``, of sessions with the own run."""
