@@ -26,9 +26,10 @@ from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.data.records.declared import Declared, LatencyRatio
 from pytest_hwqueue.data.records.fingerprint import Fingerprint, Value
 from pytest_hwqueue.options.suite import plugin_name
-from pytest_hwqueue.parts.processes.fork_loop import AHEAD
+from pytest_hwqueue.parts.processes.fork_loop import AHEAD, LATE
 from pytest_hwqueue.parts.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS, ahead, workload_class
+from tests.session_server import SessionServer
 
 pytest_plugins = ["pytester"]
 
@@ -134,30 +135,53 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 class Sessions:
-    """Runs pytest sessions as processes; their workers are forked from one server.
+    """Runs pytest sessions as processes; they and their workers are forked from two servers.
 
     A session of a user's starts a server of its own, unless ``hwq`` has started one for it. Here
     all sessions of a test process are given one, as ``hwq`` does it, so torch is imported once.
+    Another one has imported what sessions begin with; a session with variables that libraries read
+    as they are loaded is started anew.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
         self._descriptors: tuple[int, ...] = ()
+        self._server: SessionServer | None = None
         self.environment = dict(environment)
 
     def lend(self, variable: Mapping[str, str], descriptors: tuple[int, ...]) -> None:
-        """Give the server to sessions from now on."""
+        """Give the workers' server to sessions from now on."""
         self._given, self._descriptors = dict(variable), descriptors
 
     def run(
         self, folder: Path, *arguments: str, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run pytest with the plugin in a folder."""
+        if not all(name.startswith(LATE) for name in variables):
+            return self.anew(folder, *arguments, **variables)
+        if self._server is None:
+            self._server = SessionServer(self.environment, self._descriptors)
+        # A session takes the workers' server only from its own parent.
+        given = {
+            name: text.replace(str(os.getpid()), str(self._server.pid), 1)
+            for name, text in self._given.items()
+        }
+        return self._server.run([*PYTEST[2:], *map(str, arguments)], folder, variables | given)
+
+    def anew(
+        self, folder: Path, *arguments: str, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it likewise as a process that has imported nothing yet."""
         return subprocess.run(
             [*PYTEST, *arguments], cwd=folder,
             env={**self.environment, **variables, **self._given}, pass_fds=self._descriptors,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """End the sessions' server."""
+        if self._server is not None:
+            self._server.close()
 
     def result(self, folder: Path, *arguments: str, **variables: str) -> pytest.RunResult:
         """Run pytest likewise; return what pytester would."""
@@ -183,6 +207,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
     with server.handing_over() as (variable, descriptors):
         given.lend(variable, descriptors)
         yield given
+        given.close()
     server.close()
 
 

@@ -1,0 +1,156 @@
+"""Forks pytest sessions from a process that has imported what each of them begins with.
+
+A session's own start is nine tenths of a second of imports, and tests start some two hundred. What
+a session imports as users start it is the matter of tests that start one anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from _pytest.assertion.rewrite import AssertionRewritingHook
+
+from pytest_hwqueue.plugin.pytest_internals import import_builtin_plugins
+
+_AHEAD = (
+    "pytest_benchmark.plugin",
+    "pytest_hwqueue.answers.session.glance",
+    "pytest_hwqueue.answers.session.outcome",
+    "pytest_hwqueue.answers.session.tables",
+    "pytest_hwqueue.plugin.budget",
+    "pytest_hwqueue.plugin.measuring",
+    "pytest_hwqueue.plugin.regression",
+    "pytest_hwqueue.plugin.scenario_session",
+    "pytest_hwqueue.plugin.selection",
+    "pytest_hwqueue.plugin.worker.isolation",
+    "xdist.plugin",
+)
+_LARGEST_REQUEST = 1 << 20
+
+
+class _Request(NamedTuple):
+    command: Sequence[str]
+    folder: str
+    variables: Mapping[str, str]
+
+
+class SessionServer:
+    """A process that forks sessions, one at a time."""
+
+    def __init__(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> None:
+        """Start it.
+
+        Args:
+            environment: of it and its sessions.
+            descriptors: stay open in them.
+
+        """
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with closing(theirs):
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())], env=environment,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), *descriptors),
+            )  # fmt: skip
+        self.pid = self._process.pid
+
+    def run(
+        self, command: Sequence[str], folder: Path, variables: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``pytest`` in a folder as ``python -m`` would, with more variables.
+
+        Args:
+            command: ``pytest`` and its arguments.
+            folder: the session's.
+            variables: added to the environment.
+
+        """
+        request = json.dumps(_Request(command, str(folder), variables))
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            passed = [output.fileno(), errors.fileno()]
+            socket.send_fds(self._socket, [request.encode()], passed)
+            status = int(self._socket.recv(100))
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read().decode())
+        return subprocess.CompletedProcess(command, status, *texts)
+
+    def close(self) -> None:
+        """End it."""
+        self._socket.close()
+        self._process.wait()
+
+
+def main() -> None:
+    """Fork on request, until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_builtin_plugins()
+    for module in _AHEAD:
+        importlib.import_module(module)
+    # A session says so of each plugin whose asserts it can no longer rewrite.
+    AssertionRewritingHook._warn_already_imported = (  # type: ignore[method-assign]
+        lambda self, name: None
+    )
+    gc.collect()
+    gc.freeze()
+    requests = socket.socket(fileno=int(sys.argv[-1]))
+    while True:
+        text, passed, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 2)
+        if not text:
+            return
+        pid = os.fork()
+        if pid == 0:
+            requests.close()
+            _begin(_Request(*json.loads(text)), *passed)
+        for each in passed:
+            os.close(each)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        requests.send(str(status).encode())
+
+
+def _begin(request: _Request, output: int, errors: int) -> NoReturn:
+    """Run the command as if in a newly started process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    os.close(output)
+    os.close(errors)
+    random.seed()
+    os.environ.update(request.variables)
+    os.chdir(request.folder)
+    module, *arguments = request.command
+    sys.argv[1:] = arguments
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()
+    status = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(ValueError, OSError):
+            stream.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
