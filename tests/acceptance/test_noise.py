@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from pytest_hwqueue.plugin.noise import why_noise_is_impossible
 from tests.acceptance.inner import plain_environment, records_in
 from tests.conftest import PYTEST
 
@@ -153,13 +152,6 @@ def test_ranks_run_beside_one_noise(session: pytest.Pytester, launcher: str | No
     assert [line.split() for line in told] == [["none", *ranks], ["./burns.yaml", *ranks]]
     assert "all ranks together waited for a core for" in " ".join(ended.stdout.split())
     assert burning(session) == []
-
-
-def test_ranks_of_a_launcher_are_refused() -> None:
-    said = why_noise_is_impossible("cpu", "cpu", launched=True)
-    assert said is not None
-    assert "leave torchrun out" in said
-    assert why_noise_is_impossible("cpu", "cpu", launched=False) is None
 
 
 OWN_BLOCK = """

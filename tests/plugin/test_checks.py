@@ -13,7 +13,6 @@ from pytest_hwqueue.parts.devices import kinds
 from pytest_hwqueue.parts.processes.launched import LaunchedRank
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS
 from pytest_hwqueue.plugin import checks
-from pytest_hwqueue.plugin.cells import auto_dispatch
 from pytest_hwqueue.plugin.keys import SETTINGS
 
 RANK_1_OF_2 = LaunchedRank(1, 2, 1, 2, "node-a", 29500, store_exists=True)
@@ -136,17 +135,3 @@ def test_each_rank_needs_an_accelerator(
 ) -> None:
     monkeypatch.setattr(checks, "visible_accelerators", lambda: ("cuda", 2))
     assert reason(candidate(**{"device": "cuda", **changes})) == expected
-
-
-@pytest.mark.parametrize(
-    ("device", "dispatch"),
-    [
-        ("cpu", "eager"), ("cuda", "graph"), ("cuda:1", "graph"), ("sim:h200", "graph"),
-        ("hip", "eager"), ("hip:1", "eager"), ("auto", "eager"),
-    ],
-)  # fmt: skip
-def test_auto_dispatch_captures_where_graphs_have_been_measured(
-    monkeypatch: pytest.MonkeyPatch, device: str, dispatch: str
-) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert auto_dispatch(WORKLOADS["hetero_kernels"], device, None) == dispatch

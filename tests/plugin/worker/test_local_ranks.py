@@ -1,0 +1,236 @@
+"""What a worker is started with, and several ranks that are followed as one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.parts.processes.channel import ProcessEnded
+from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
+from pytest_hwqueue.plugin.keys import Assignment
+from pytest_hwqueue.plugin.worker import local_ranks
+from pytest_hwqueue.plugin.worker.calls import WorkerStart
+from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks, have_collect, worker_input
+from tests.plugin.conftest import Configure
+
+START = WorkerStart(
+    [], Path("/"), [], Path("/"), "pytest", Assignment(planned={}), Provenance(), {}, None, {}
+)
+
+
+class Process:
+    """A rank's process: has the messages it is given, and notes what is asked of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.ended: list[str] = []
+        self.inbox: Any = None
+
+    def deliver_to(self, inbox: Any, rank: int) -> None:
+        self.inbox, self.rank = inbox, rank
+
+    def says(self, **message: Any) -> None:
+        self.inbox.put((self.rank, message or None))
+
+    def send(self, kind: str, **content: Any) -> None:
+        self.sent.append((kind, content))
+
+    def finish(self, within_s: float) -> None:
+        self.ended.append("finished")
+
+    def kill(self, why: str) -> None:
+        self.ended.append(why)
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+    def how_it_ended(self) -> str:
+        return "was killed"
+
+    def dump_stacks(self) -> str:
+        return f"stack of {self.pid}"
+
+    def last_lines(self, count: int = 0) -> str:
+        return f"words of {self.pid}" if self.pid == 101 else ""
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """The processes that are started, in order; the fourth cannot be."""
+    started: list[Process] = []
+
+    def start(server: Any, main: str, environment: Any, log: Path) -> Process:
+        if len(started) == 3:
+            raise OSError("no more")
+        assert log.name == f"worker-1-rank-{len(started)}.log"
+        started.append(Process(100 + len(started)))
+        return started[-1]
+
+    monkeypatch.setattr(MeasuredProcess, "start", start)
+    return started
+
+
+def two() -> LocalRanks:
+    return LocalRanks(None, {"A": "b"}, Path("/logs/worker-1.log"), 2)
+
+
+def test_ranks_that_cannot_all_be_started_are_ended(processes: list[Process]) -> None:
+    with pytest.raises(OSError, match="no more"):
+        LocalRanks(None, {}, Path("/logs/worker-1.log"), 4)
+    assert [each.ended for each in processes] == [["not started", "closed"]] * 3
+
+
+def test_the_first_hosts_the_store_and_all_collect(processes: list[Process]) -> None:
+    ranks = two()
+    assert (ranks.pid, ranks.pids) == (100, [100, 101])
+    processes[0].says(kind="store", port=29500)
+    processes[1].says(kind="ready")
+    processes[0].says(kind="ready")
+    ranks.have_collect(START)
+    first, second = (each.sent for each in processes)
+    assert [kind for kind, _ in first] == ["host store", "start"]
+    assert [kind for kind, _ in second] == ["start"]
+    for number, sent in enumerate((first, second)):
+        environment = sent[-1][1]["start"]["environment"]
+        assert (environment["RANK"], environment["WORLD_SIZE"]) == (str(number), "2")
+        assert environment["MASTER_PORT"] == "29500"
+
+
+def test_who_does_not_collect_in_time_is_named(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_ranks, "STARTING_S", 0.05)
+    ranks = two()
+    processes[0].says(kind="store", port=29500)
+    processes[0].says(kind="ready")
+    with pytest.raises(ProcessEnded, match=r"was not ready within 0 s: rank 1$"):
+        ranks.have_collect(START)
+    assert [each.ended for each in processes] == [["not ready"]] * 2
+
+
+def test_a_lone_worker_that_does_not_collect_in_time_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker: Any = Process(100)
+    messages = [{"kind": "call"}, {"kind": "ready"}]
+    worker.receive = lambda deadline: messages.pop(0) if messages else None
+    have_collect(worker, START)
+    assert messages == []
+    with pytest.raises(ProcessEnded, match="was not ready within 180 s"):
+        have_collect(worker, START)
+    assert worker.ended == ["not ready"]
+
+
+def test_a_test_ends_when_all_have_finished_it(processes: list[Process]) -> None:
+    ranks = two()
+    ranks.send("run", item="a")
+    processes[0].says(kind="call", method="progress")
+    processes[1].says(kind="finished", retire=True)
+    processes[0].says(kind="finished", retire=False)
+    assert ranks.receive(None) == {"kind": "call", "method": "progress"}
+    # One that is unfit makes all so.
+    assert ranks.receive(None) == {"kind": "finished", "retire": True}
+    ranks.send("run", item="b")
+    for process in processes:
+        process.says(kind="finished", retire=False)
+    assert ranks.receive(None) == {"kind": "finished", "retire": False}
+    assert ranks.receive(time.monotonic()) is None
+    assert [kind for kind, _ in processes[1].sent] == ["run", "run"]
+
+
+def test_calls_of_the_others_are_answered_and_the_answers_of_the_session_go_to_the_first(
+    processes: list[Process],
+) -> None:
+    ranks = two()
+    processes[1].says(kind="call", method="keep_device", waits=True, arguments={})
+    processes[1].says(kind="call", method="progress", waits=False, arguments={})
+    processes[1].says(kind="ready")
+    assert ranks.receive(time.monotonic() + 0.05) is None
+    assert processes[1].sent == [("answer", {"value": None, "error": ""})]
+    ranks.send("answer", value=3)
+    assert processes[0].sent == [("answer", {"value": 3})]
+    assert len(processes[1].sent) == 1
+
+
+def failed(text: str) -> dict[str, Any]:
+    data = {"outcome": "failed", "longrepr": text}
+    return {"kind": "call", "method": "report", "waits": False, "arguments": {"data": data}}
+
+
+def test_ranks_that_wait_for_one_that_failed_are_ended(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_ranks, "_OTHERS_S", 0.05)
+    ranks = two()
+    processes[1].says(**failed("a traceback\nit broke"))
+    with pytest.raises(ProcessEnded, match=r"could not go on: rank 1: it broke$"):
+        ranks.receive(None)
+    assert ranks.last_lines() == "rank 1 failed:\na traceback\nit broke\nrank 1:\nwords of 101"
+    # The first has its outcome, and it is kept.
+    ranks.send("run", item="b")
+    processes[1].says(**failed("it broke"))
+    processes[0].says(kind="finished", retire=False)
+    assert ranks.receive(None) == {"kind": "finished", "retire": True}
+    assert [each.ended for each in processes] == [["others waited for it"]] * 2
+    # All have finished, and the failure is not forgotten.
+    ranks.send("run", item="c")
+    processes[1].says(**failed("it broke"))
+    for process in processes:
+        process.says(kind="finished", retire=False)
+    assert ranks.receive(None) == {"kind": "finished", "retire": True}
+
+
+def test_a_rank_that_ended_is_named(processes: list[Process]) -> None:
+    ranks = two()
+    processes[1].says()
+    with pytest.raises(ProcessEnded, match="ended: rank 1 was killed"):
+        ranks.receive(None)
+    assert ranks.dump_stacks() == "rank 0:\nstack of 100\nrank 1:\nstack of 101"
+
+
+def test_all_are_asked_to_exit_before_any_is_waited_for(processes: list[Process]) -> None:
+    ranks = two()
+
+    def gone(kind: str, **content: Any) -> None:
+        raise ProcessEnded("gone")
+
+    cast("Any", processes[0]).send = gone
+    seen: list[list[Any]] = []
+    cast("Any", processes[0]).finish = lambda _: seen.append([*processes[1].sent])
+    ranks.finish(1.0)
+    assert seen == [[("exit", {})]]
+    assert processes[1].ended == ["finished"]
+
+
+def test_a_workers_input_is_what_xdists_has_and_json_carries(configure: Configure) -> None:
+    config: Any = configure("-k", "name")
+    given = worker_input(config)
+    assert (given["workerid"], given["workercount"], given["keyword"]) == ("hwq", 1, "name")
+    assert given["testrunuid"] != worker_input(config)["testrunuid"]
+    assert all(value is None or isinstance(value, (str, int, float, list)) for value in
+               given.values())  # fmt: skip
+
+    class Other:
+        def pytest_configure_node(self, node: Any) -> None:
+            node.workerinput |= {"seed": 3, "none": object(), "list": [1, [2]], "odd": [object()]}
+
+    class Broken:
+        def pytest_configure_node(self, node: Any) -> None:
+            raise AttributeError("no gateway")
+
+    config.pluginmanager.register(Other(), "other")
+    given = worker_input(config)
+    assert (given["seed"], given["list"]) == (3, [1, [2]])
+    assert given.keys().isdisjoint(("none", "odd"))
+    config.pluginmanager.register(Broken(), "broken")
+    with pytest.warns(UserWarning, match="plugin broken has nothing for the worker process: Attr"):
+        assert worker_input(config)["seed"] == 3
+    # A worker of xdist has its own, which counts.
+    config.workerinput = {"workerid": "gw3", "mine": 1}
+    given = worker_input(config)
+    assert (given["workerid"], given["mine"], "seed" in given) == ("gw3", 1, False)
