@@ -206,39 +206,59 @@ def device_busy(work: Iterable[DeviceWork], owner: str) -> list[Span]:
     return union((one.ready_ns, one.end_ns) for one in work if one.owner == owner)
 
 
-def device_evidence(
+def queued_evidence(
     work: Sequence[DeviceWork], owner: str, *, turns: bool = False
 ) -> list[Evidence]:
-    """Return whose kernels a tenant's requests queued behind, and the requests' own work.
+    """Return whose kernels a tenant's requests queued behind.
 
     Queued is the time in which a request's kernel was ready but had not started, while kernels
     of other tenants, or of the tenant's other streams, ran. It is also the time by which a kernel
     ran longer than the median of its name while another tenant's kernels ran: they share the
-    device. Own work is a kernel's run time up to the median of its name: what the request asked
-    for, without what else may have slowed it. Where tenants take turns on the device, what others
-    ran is left out: see `critical_path`.
+    device. Where tenants take turns on the device, what others ran is left out: see
+    `critical_path`.
     """
-    own = [one for one in work if one.owner == owner and one.request is not None]
+    own = _of_requests(work, owner)
     usual = usual_lengths(own)
     streams = grouped(((one.owner, one.stream), one) for one in work)
     queues = {key: _StreamQueue(kernels) for key, kernels in streams.items()}
 
     found: list[Evidence] = []
     for one in own:
-        usual_end = min(one.end_ns, one.start_ns + usual[one.name])
-        found.append(Evidence("own work", one.start_ns, usual_end, one.name, one.request))
         for (other, stream), queue in queues.items():
             if (other == owner and stream == one.stream) or (turns and other != owner):
                 continue
             whose = "its own" if other == owner else f"{other}'s"
             held_up = list(queue.ran_between(one.ready_ns, one.start_ns))
             if other != owner:
-                held_up += queue.ran_between(usual_end, one.end_ns)
+                held_up += queue.ran_between(_usual_end_ns(one, usual), one.end_ns)
             found += [
                 Evidence("queued", start, end, f"{whose} {name} on stream {stream}")
                 for name, start, end in held_up
             ]
     return found
+
+
+def own_work_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence]:
+    """Return the own work of a tenant's requests.
+
+    It is a kernel's run time up to the median of its name: what the request asked for, without
+    what else may have slowed it.
+    """
+    own = _of_requests(work, owner)
+    usual = usual_lengths(own)
+    return [
+        Evidence("own work", one.start_ns, _usual_end_ns(one, usual), one.name, one.request)
+        for one in own
+    ]
+
+
+def _of_requests(work: Iterable[DeviceWork], owner: str) -> list[DeviceWork]:
+    return [one for one in work if one.owner == owner and one.request is not None]
+
+
+def _usual_end_ns(kernel: DeviceWork, usual: Mapping[str, int]) -> int:
+    """Return when a kernel would have ended that takes no longer than the median of its name."""
+    return min(kernel.end_ns, kernel.start_ns + usual[kernel.name])
 
 
 def usual_lengths(work: Iterable[DeviceWork]) -> dict[str, int]:

@@ -23,9 +23,10 @@ from pytest_hwqueue.data.metrics.attribution import (
     Evidence,
     Request,
     attribute,
-    device_evidence,
     interrupt_evidence,
     off_cpu_evidence,
+    own_work_evidence,
+    queued_evidence,
 )
 from pytest_hwqueue.data.metrics.cpu_events import (
     Interrupt,
@@ -305,14 +306,10 @@ def explain(
     # A tenant's request whose first kernel is late has more of its work on its path, and no more
     # to do: all of its work is its own.
     asked_for = on_path if others is None else own
-    found = [
-        one
-        for one in device_evidence([*on_path, *known.work], trace.owner, turns=known.turns)
-        if one.cause == "queued"
-    ]
+    found = queued_evidence([*on_path, *known.work], trace.owner, turns=known.turns)
     if known.turns:
         found += time_slice_evidence([*own, *known.work], trace.owner)
-    found += [one for one in device_evidence(asked_for, trace.owner) if one.cause == "own work"]
+    found += own_work_evidence(asked_for, trace.owner)
     missed = _times_missed(trace, requests, waited)
     delaying = _times_delaying(trace, missed)
     for away in trace.off_cpu or ():

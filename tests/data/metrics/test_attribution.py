@@ -18,7 +18,8 @@ from pytest_hwqueue.data.metrics.attribution import (
     Evidence,
     Request,
     attribute,
-    device_evidence,
+    own_work_evidence,
+    queued_evidence,
 )
 from pytest_hwqueue.data.metrics.critical_path import critical_paths, in_words
 from pytest_hwqueue.data.metrics.latency import share_of
@@ -100,7 +101,8 @@ class Run:
         self.requests.append(Request(number, arrival, arrival, started, self.now))
 
     def evidence(self) -> list[Evidence]:
-        return [*self.seen, *device_evidence(self.work, "high")]
+        device = *own_work_evidence(self.work, "high"), *queued_evidence(self.work, "high")
+        return [*self.seen, *device]
 
     def _show(self, cause: str, at: int, lasts: int) -> int:
         self.seen.append(Evidence(cause, at, at + lasts, "x"))  # type: ignore[arg-type]

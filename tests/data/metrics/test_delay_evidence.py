@@ -73,8 +73,7 @@ def test_a_kernel_is_queued_behind_those_that_ran_while_it_was_ready() -> None:
     own = Evidence("queued", 130, 145, "its own copy on stream 3")
     behind = Evidence("queued", 100, 140, "low's conv2d on stream 7")
     for turns, queued in ((False, {behind, own}), (True, {own})):
-        found = attribution.device_evidence(work, "high", turns=turns)
-        assert {one for one in found if one.cause == "queued"} == queued
+        assert set(attribution.queued_evidence(work, "high", turns=turns)) == queued
     assert attribution.device_busy(work, "low") == [(0, 140)]
 
 
@@ -85,9 +84,11 @@ def test_a_kernel_slowed_by_another_tenant_owns_its_usual_time_only(other: str) 
     work.append(DeviceWork(other, 7, "conv2d", 0, 405, 460, None))
     # A larger kernel of another name is own work.
     work.append(DeviceWork("high", 0, "big", 500, 500, 550, 500))
-    assert [one for one in attribution.device_evidence(work, "high") if one.end_ns > 400] == [
+    assert attribution.queued_evidence(work, "high") == [
+        Evidence("queued", 410, 450, f"{other}'s conv2d on stream 7")
+    ]
+    assert attribution.own_work_evidence(work, "high")[4:] == [
         Evidence("own work", 400, 410, "gemm", 400),
-        Evidence("queued", 410, 450, f"{other}'s conv2d on stream 7"),
         Evidence("own work", 500, 550, "big", 500),
     ]
 
