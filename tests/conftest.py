@@ -214,6 +214,69 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
 RunInProcess = Callable[..., pytest.RunResult]
 
 
+class Lent(ForkServer):
+    """Forks the tenants of several sessions, none of which ends it."""
+
+    def close(self) -> None:
+        """Leave it to the others."""
+
+
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in os.environ:
+        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+
+
+# Of these each test of pytester's has its own.
+_OF_PYTESTER = ("HOME", "USERPROFILE", "TOX_ENV_DIR")
+
+
+class LentToPytester(Lent):
+    """Forks the workers of sessions in this process, in whatever home these are."""
+
+    def __init__(self) -> None:
+        """Start the server, in a test that has such a session."""
+        self._own = {name: os.environ[name] for name in _OF_PYTESTER if name in os.environ}
+        wanted = ahead(marks=("P0",), device="sim:h200")
+        super().__init__(worker_environment(os.environ), wanted)
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with this environment can be forked."""
+        others = {name: each for name, each in environment.items() if name not in _OF_PYTESTER}
+        return super().fits(others | self._own)
+
+
+@pytest.fixture(scope="session")
+def _workers_server() -> Iterator[LentToPytester]:
+    """What forks workers, so torch is imported once for all sessions in this process."""
+    server = LentToPytester()
+    begun(server)
+    yield server
+    ForkServer.close(server)
+
+
+@pytest.fixture(scope="session")
+def _tenants_server() -> Iterator[Lent]:
+    """What forks tenants on the CPU, so torch is imported once for all sessions."""
+    from pytest_hwqueue.engine.tenants.identified import tenant_environment
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _plain(monkeypatch)
+        server = Lent(tenant_environment("cpu"), ahead(["large_gemm_only", "tiny_kernel_stress"]))
+    begun(server)
+    yield server
+    ForkServer.close(server)
+
+
+@pytest.fixture
+def lent_server(_tenants_server: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tenants of scenarios on the CPU forked from one server."""
+    _plain(monkeypatch)
+    name = "pytest_hwqueue.engine.scenarios.measurer.tenant_server"
+    monkeypatch.setattr(name, lambda *_: _tenants_server)
+
+
 @pytest.fixture(scope="session")
 def _imported() -> None:
     """Import what pytester would forget after a test, and what cannot be imported twice."""
@@ -226,12 +289,24 @@ def _imported() -> None:
 
 @pytest.fixture
 def run_in_process(
-    _imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    _imported: None,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> RunInProcess:
-    """Run pytester's tests in this process, where torch is loaded already, without isolation."""
+    """Run pytester's tests in this process, where torch is loaded already, without isolation.
+
+    A session that is given isolation has its workers forked from a server that all share.
+    """
     for name in os.environ:
         if name.startswith(("HWQ_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
+
+    def lent() -> ForkServer:
+        server: ForkServer = request.getfixturevalue("_workers_server")
+        return server
+
+    monkeypatch.setattr(ForkServer, "handed_over", lent)
 
     def run(*arguments: str) -> pytest.RunResult:
         plain = ("-p", plugin_name(), "-p", "no:faulthandler", "--hwq-isolation=none")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.acceptance.inner import plain_environment, records_in
-from tests.conftest import PYTEST
+from tests.conftest import PYTEST, slow
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -126,21 +126,26 @@ def pytest_configure(config):
 """
 
 
-@pytest.mark.parametrize("launcher", [None, "torchrun"])
-def test_ranks_run_beside_one_noise(session: pytest.Pytester, launcher: str | None) -> None:
+# Torchrun and its ranks import torch five times; what its sessions tell each other of noise,
+# tests/parts/processes/test_launched.py says, too.
+@pytest.mark.parametrize("launcher", [None, slow("torchrun")])
+def test_ranks_run_beside_one_noise(
+    session: pytest.Pytester, sessions: Sessions, launcher: str | None
+) -> None:
     session.makepyfile(test_ranks=RANKS)
     session.makeconftest(PINS)
     given = [*ARGUMENTS, "--hwq-noise=./burns.yaml", "test_ranks.py"]
-    command = [sys.executable, "-m", "pytest", *given, "--hwq-ranks=2"]
     if launcher:
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
             "--nproc-per-node=2", "-m", "pytest", *given,
         ]  # fmt: skip
-    ended = subprocess.run(
-        command, cwd=session.path, check=False, capture_output=True, text=True,
-        env=plain_environment(OMP_NUM_THREADS="1", TMPDIR=str(session.path)),
-    )  # fmt: skip
+        ended = subprocess.run(
+            command, cwd=session.path, check=False, capture_output=True, text=True,
+            env=plain_environment(OMP_NUM_THREADS="1", TMPDIR=str(session.path)),
+        )  # fmt: skip
+    else:
+        ended = sessions.run(session.path, *given, "--hwq-ranks=2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     cell = "grad_accum[cpu-s6-native-eager-2ranks-blocks=2"
     assert sorted(of(session, "cell")) == [

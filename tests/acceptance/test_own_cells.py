@@ -88,10 +88,12 @@ def test_twice(hwq, n):
 @pytest.mark.parametrize(
     ("options", "how"),
     [
-        ("", "loop"), ("--hwq-isolation=none", "loop"), ("-n2", "examples"),
+        ("", "loop"), ("--hwq-isolation=none", "loop"),
         ("--hwq-save=mine --hwq-runs=2", "examples"),
         ("--hwq-compare=mine --hwq-save=mine", "loop"),
-        slow("", "examples"), slow("--hwq-isolation=none", "examples"), slow("-n2", "loop"),
+        slow("", "examples"), slow("--hwq-isolation=none", "examples"),
+        # Each process of xdist imports torch; one in which tests meet stands below.
+        slow("-n2", "loop"), slow("-n2", "examples"),
         slow("--hwq-save=mine --hwq-runs=2", "loop"),
         slow("--hwq-compare=mine --hwq-save=mine", "examples"),
     ],

@@ -25,18 +25,15 @@ from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.interference import priority_effect
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.scenarios.runs import ATTEMPTS
-from pytest_hwqueue.engine.tenants import colocation, tenant_processes
+from pytest_hwqueue.engine.tenants import colocation
 from pytest_hwqueue.engine.tenants import colocation_run as tenancy_run
 from pytest_hwqueue.engine.tenants import simulated_tenants as simulated
 from pytest_hwqueue.engine.tenants import tenant as tenant_module
-from pytest_hwqueue.engine.tenants.identified import tenant_environment
 from pytest_hwqueue.options.suite import plugin_name
-from pytest_hwqueue.parts.processes.starting import ForkServer
 from pytest_hwqueue.parts.schedulers.declaration import NATIVE, SCHEDULERS
-from pytest_hwqueue.parts.workloads.registry import ahead
 from pytest_hwqueue.parts.workloads.tenants.shapes import MISSING_TRANSFORMERS
 from pytest_hwqueue.plugin import scenario_items
-from tests.conftest import PYTEST, begun
+from tests.conftest import PYTEST
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))
@@ -86,42 +83,15 @@ def _own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tempfile.tempdir = before
 
 
-class Lent(ForkServer):
-    """Forks the tenants of several sessions, none of which ends it."""
-
-    def close(self) -> None:
-        """Leave it to the others."""
-
-
-def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUITE.parent))
-    for name in os.environ:
-        if name.startswith(("HWQ_", "PYTEST_XDIST_")):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="session")
-def tenants_server() -> Iterator[Lent]:
-    """What forks tenants on the CPU, so torch is imported once for all sessions."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        _plain(monkeypatch)
-        server = Lent(tenant_environment("cpu"), ahead(["large_gemm_only", "tiny_kernel_stress"]))
-    begun(server)
-    yield server
-    ForkServer.close(server)
-
-
 @pytest.fixture
 def run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    tenants_server: Lent,
+    lent_server: None,
 ) -> Run:
     """Run pytest in this process, where torch is loaded already, in a folder of its own."""
-    _plain(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tenant_processes, "tenant_server", lambda *_: tenants_server)
 
     number = 0
 

@@ -17,9 +17,9 @@ from yarl import URL
 from pytest_hwqueue.engine.scenarios.planned_runs import Case
 from pytest_hwqueue.engine.scenarios.runs import ScenarioRuns
 
-from .test_scenarios import HOST, Run, _own_leases, hwq, run, tenants_server
+from .test_scenarios import HOST, Run, _own_leases, hwq, run
 
-__all__ = ["_own_leases", "run", "tenants_server"]
+__all__ = ["_own_leases", "run"]
 
 TOKEN = "env-t0k'n/of us&<co>"
 SECRETS = {

@@ -13,9 +13,9 @@ from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.engine.tenants.servers import MISSING_AIOHTTP
 from pytest_hwqueue.plugin import checks
 
-from .test_scenarios import HOST, Run, _own_leases, run, tenants_server
+from .test_scenarios import HOST, Run, _own_leases, run
 
-__all__ = ["_own_leases", "run", "tenants_server"]
+__all__ = ["_own_leases", "run"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "servers"
 

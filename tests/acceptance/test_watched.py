@@ -147,12 +147,12 @@ def test_options_of_the_environment_reach_the_processes_that_measure(
 
 
 SCENARIO = """
-name: traced
+name: NAME
 duration: 1s
 schedulers: {PLACEMENT: [native]}
 tenants:
-  - {name: own, function: "my_step:make_step", arrival: "constant: 20/s"}
-  - {name: other, function: "my_step:make_step", arrival: "constant: 20/s"}
+  - {name: own, function: "my_NAME:make_step", arrival: "constant: 20/s"}
+  - {name: other, function: "my_NAME:make_step", arrival: "constant: 20/s"}
 """
 TENANT = """
 import gc, sys
@@ -166,15 +166,22 @@ def make_step(*, device, streams, seed):
 def test_tenants_are_not_traced_either(placement: str, sessions: Sessions, tmp_path: Path) -> None:
     pytest.importorskip("coverage")
     (tmp_path / ".coveragerc").write_text(COVERAGE)
-    (tmp_path / "t.hwq.yaml").write_text(SCENARIO.replace("PLACEMENT", placement))
     coverage = {"COVERAGE_PROCESS_START": str(tmp_path / ".coveragerc")}
-    for left, text in (("pass", "none"), ("gc.callbacks.append(lambda *_: 0)", "my_step")):
-        (tmp_path / "my_step.py").write_text(TENANT.replace("LEFT", left))
-        # On a busy machine a window may be invalid; what watched it is known all the same.
-        sessions.run(tmp_path, "t.hwq.yaml", *FAST, f"--hwq-dir={left[:4]}", **coverage)
-        assert {*(tmp_path / "seen").read_text().split()} == {"None"}
-        files = sorted((tmp_path / left[:4]).rglob("traced.*.json"))
-        files += sorted((tmp_path / left[:4]).rglob("traced_*.json"))
+    names = {"plain": "none", "watched": "my_watched"}
+    for name, left in (("plain", "pass"), ("watched", "gc.callbacks.append(lambda *_: 0)")):
+        (tmp_path / f"my_{name}.py").write_text(TENANT.replace("LEFT", left))
+        text = SCENARIO.replace("PLACEMENT", placement).replace("NAME", name)
+        (tmp_path / f"{name}.hwq.yaml").write_text(text)
+    # On a busy machine a window may be invalid; what watched it is known all the same. What starts
+    # is under coverage, and slow: one session has both.
+    sessions.run(
+        tmp_path, *(f"{name}.hwq.yaml" for name in names), *FAST, "--hwq-dir=d", **coverage
+    )
+    assert {*(tmp_path / "seen").read_text().split()} == {"None"}
+    for name, text in names.items():
+        files = [
+            file for file in (tmp_path / "d").rglob(f"{name}*.json") if file.name[len(name)] in "._"
+        ]
         assert files
         for record in (json.loads(file.read_text()) for file in files):
             assert text in record["fingerprint"]["hard"]["tracers"]

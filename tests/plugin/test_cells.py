@@ -209,6 +209,8 @@ def test_tests_of_one_name_and_parameters_share_a_cell(collect: Collect) -> None
     pairs = shared_cells([*items, *again])
     assert [one.name for one, _ in pairs] == [other.name for _, other in pairs]
     assert len(pairs) == 3
+    # What another noise makes is another cell.
+    assert shared_cells(collect(text, "--hwq-device=cpu", "--hwq-noise=cpu")) == []
     # Cells of the suite's workloads are known only once they begin.
     suite = "import pytest\n@pytest.mark.hwq_workload('moe')\ndef test_moe(hwq): pass\n"
     two = [collect(suite)[0], collect(suite)[0]]
@@ -311,6 +313,8 @@ def test_cells_are_planned_as_far_as_they_are_known(collect: Collect) -> None:
         "def test_suite(hwq): pass\n"
         "def test_own(hwq): pass\n"
         "def test_streams(hwq_streams): pass\n"
+        "@pytest.mark.parametrize('hwq_dispatch', ['auto'], indirect=True)\n"
+        "def test_open(hwq_dispatch): pass\n"
     )
     items = collect(text, "--hwq-device=sim:h200", "--hwq-streams=4")
     common = {"sync_mode": "per_iteration", "cache": "hot"}
@@ -318,6 +322,7 @@ def test_cells_are_planned_as_far_as_they_are_known(collect: Collect) -> None:
     assert planned_cells(items, "per_iteration", "hot") == [
         {**common, **device, "dispatch": "graph", "name": "hetero_kernels", "streams": 4},
         {**common, **device, "dispatch": "eager"},
+        common,
         common,
     ]
     scenario = collect("import pytest\n@pytest.mark.scenario\ndef test_it(): pass\n")

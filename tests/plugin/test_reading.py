@@ -113,6 +113,7 @@ def test_wrong_usage_is_pytests_without_a_traceback() -> None:
     with pytest.raises(pytest.UsageError, match=said) as caught, wrong_usage("--hwq-x"):
         raise BadInput("3 is bad")
     assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
     with pytest.raises(pytest.UsageError, match=r"^3 is bad$"), wrong_usage():
         raise BadInput("3 is bad")
     with pytest.raises(pytest.UsageError, match=r"^place: other$"), wrong_usage("place", OSError):

@@ -186,6 +186,8 @@ SKIPPED = ("test_mine.py", 3, "Skipped: no GPU")
         ([("a", "failed", "setup"), ("b", "skipped", "setup", SKIPPED)], 1, None),
         ([("a", "passed", "setup"), ("a", "skipped", "call", "late"),
           ("b", "skipped", "setup", SKIPPED)], 0, "late; no GPU"),
+        ([("a", "skipped", "setup", SKIPPED), ("a", "failed", "teardown"),
+          ("b", "skipped", "setup", SKIPPED)], 1, None),
         # The session ended before it was b's turn.
         ([("a", "skipped", "setup", SKIPPED)], 1, None),
         ([("a", "skipped", "setup", SKIPPED), ("b", "skipped", "setup", SKIPPED)], 2, None),

@@ -223,6 +223,7 @@ def real(folder: Path, at: int = 0, action: str = "") -> str:
 
 
 pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
+LENT = pytest.mark.usefixtures("lent_server")
 
 
 def started(records: list[ColocationRecord]) -> dict[str, list[str]]:
@@ -234,6 +235,7 @@ def started(records: list[ColocationRecord]) -> dict[str, list[str]]:
     return found
 
 
+@LENT
 def test_a_mode_s_tenants_serve_all_its_windows_and_two_fresh_starts_confirm(
     tmp_path: Path,
 ) -> None:
@@ -262,6 +264,7 @@ def test_a_mode_s_tenants_serve_all_its_windows_and_two_fresh_starts_confirm(
     assert f"{len(records)} windows of it reused" in result.stderr
 
 
+@LENT
 def test_an_interrupted_search_ends_its_tenants_and_goes_on_with_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +280,7 @@ def test_an_interrupted_search_ends_its_tenants_and_goes_on_with_new_ones(
     assert case.starts == len(set(started(records)["threads"]))
 
 
+@LENT
 def test_a_tenant_that_dies_ends_its_mode_s_search_alone(tmp_path: Path) -> None:
     text = real(tmp_path, 25, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     (processes, threads), records, result = search(tmp_path, text, *ON_CPU, status=0)

@@ -163,10 +163,10 @@ def test_a_look_ends_its_own_window_and_no_other(tmp_path: Path) -> None:
     with tenants_in(tmp_path) as tenants:
         plan = at(50, duration_s=2.0)
         first = measured(tenants.window(plan, looks=Looks(planned, decided)))
-        second = measured(tenants.window(at(50, 1, duration_s=2.0)))
+        second = measured(tenants.window(at(50, 1, duration_s=0.8)))
         third = measured(tenants.window(plan, run=3, looks=Looks(planned, decided)))
-    assert [each.duration_s for each in (first, second, third)] == [0.3, 2.0, 0.3]
-    assert second.tenant("high").issued == 100
+    assert [each.duration_s for each in (first, second, third)] == [0.3, 0.8, 0.3]
+    assert second.tenant("high").issued == 40
     # A look sees the requests of its own window alone.
     assert seen == [0.3, 0.3]
     assert third.tenant("high").issued == 15

@@ -219,14 +219,21 @@ def test_a_workers_input_is_what_xdists_has_and_json_carries(configure: Configur
         def pytest_configure_node(self, node: Any) -> None:
             node.workerinput |= {"seed": 3, "none": object(), "list": [1, [2]], "odd": [object()]}
 
+    class Coverage:
+        def pytest_configure_node(self, node: Any) -> None:
+            node.workerinput["coverage"] = True
+
     class Broken:
         def pytest_configure_node(self, node: Any) -> None:
             raise AttributeError("no gateway")
 
     config.pluginmanager.register(Other(), "other")
+    # It is not measured in workers.
+    config.pluginmanager.unregister(name="_cov")
+    config.pluginmanager.register(Coverage(), "_cov")
     given = worker_input(config)
     assert (given["seed"], given["list"]) == (3, [1, [2]])
-    assert given.keys().isdisjoint(("none", "odd"))
+    assert given.keys().isdisjoint(("none", "odd", "coverage"))
     config.pluginmanager.register(Broken(), "broken")
     with pytest.warns(UserWarning, match="plugin broken has nothing for the worker process: Attr"):
         assert worker_input(config)["seed"] == 3

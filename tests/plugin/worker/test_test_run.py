@@ -49,6 +49,8 @@ def test_what_json_has_no_type_for_arrives_as_it_was(value: Any) -> None:
 def test_what_is_of_no_built_in_type_travels_as_its_text_where_it_is_hashed() -> None:
     path = Path("a")
     assert unpacked(packed({path: [path]})) == {"a": [path]}
+    assert unpacked(packed({(path,)})) == {("a",)}
+    assert unpacked(packed((path, {path}))) == (path, {"a"})
     # A key of JSON's that looks like one of ours is none.
     assert unpacked(packed({"\0hwq tuple": [1]})) == {"\0hwq tuple": [1]}
 
@@ -208,6 +210,9 @@ def of(entries: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
         # What was measured before stays as it is.
         ([BEGINS, call("measured", entry={"path": "x"})], ["kept"], "in stage the test's own code"),
         ([reported("passed")], [], "in stage teardown"),
+        # A report has brought what was measured before it.
+        ([BEGINS, call("measured", entry={"path": "x"}), reported("passed")], [],
+         "in stage teardown"),
     ],
 )  # fmt: skip
 def test_a_worker_that_hangs_is_ended_and_its_cell_is_a_timeout(
@@ -220,7 +225,8 @@ def test_a_worker_that_hangs_is_ended_and_its_cell_is_a_timeout(
     reason = f"not finished within 0.05 s (--hwq-timeout), {said}"
     assert followed.failed == [(reason, "the stacks")]
     report = followed.emitted[-1]
-    assert report.longreprtext.startswith(reason)
+    name = CELL.id if statuses == ["timeout"] else item.name
+    assert report.longreprtext == f"{reason}: {name}"
     assert report.sections == [("worker", "the stacks")]
     # Once a test's own outcome is known, what follows is an error.
     assert report.when == ("teardown" if "teardown" in said else "call")
