@@ -139,16 +139,13 @@ def test_a_regression_reaches_the_exit_status_whatever_its_test_calls_itself(
     assert [len(cell.runs) for cell in stored] == [6, 6, 6]
 
     project.tests.write_text(OUTCOMES.replace("200_000", "400_000"), encoding="utf-8")
-    for name, outcomes in (
-        ("xpassed", "1 failed, 3 deselected, 1 xpassed"),
-        ("xfailed", "1 failed, 3 deselected, 1 xfailed"),
-        ("skipped", "1 failed, 1 skipped, 3 deselected"),
-    ):
-        output = project.fails("--hwq-compare=main", "-k", f"test_{name}", "-rA", COLUMNS="200")
-        assert outcomes in output
+    # Each counts as a failure of its own, of which one is enough.
+    output = project.fails("--hwq-compare=main", "-k", "not test_failed", "-rA", COLUMNS="200")
+    assert "3 failed, 1 skipped, 1 deselected, 1 xfailed, 1 xpassed" in output
+    for name in ("xpassed", "xfailed", "skipped"):
         assert f"main::test_mine.py::test_{name}[sim:h200-s8-native-eager]" in output
-        (text,) = project.junit()[1]
-        assert "P99 is a regression" in text
+    texts = project.junit()[1]
+    assert ["P99 is a regression" in text for text in texts] == [True] * 3
 
 
 def test_a_slowdown_fails_its_test_in_the_call_phase_and_unchanged_code_passes(
