@@ -28,6 +28,7 @@ from pytest_hwqueue.parts.devices.kinds import (
 )
 from pytest_hwqueue.parts.devices.protocol import Device
 from pytest_hwqueue.parts.devices.telemetry import Unavailable
+from pytest_hwqueue.parts.processes.process_table import Programs, running_programs
 from pytest_hwqueue.parts.schedulers import mps_daemons
 from pytest_hwqueue.parts.schedulers.mps_daemons import CONTROL, PIPES
 
@@ -64,6 +65,10 @@ def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def _described(label: str) -> dict[str, str]:
@@ -122,6 +127,8 @@ class CheckedMachine:
         root: of the file system.
         usable_cores: by this process.
         runtime: what torch is built for, with its version; empty for a CPU build.
+        programs: finds those that run.
+        free_bytes: of the disk that has a folder.
 
     """
 
@@ -133,6 +140,8 @@ class CheckedMachine:
     root: Path = _ROOT
     usable_cores: int = field(default_factory=_usable_cores)
     runtime: str = field(default_factory=_runtime)
+    programs: Programs = running_programs
+    free_bytes: Callable[[Path], int] = _free_bytes
 
     @property
     def opened(self) -> Device:
@@ -274,7 +283,7 @@ def _queue_settings(machine: CheckedMachine) -> Answer:
 def _mps(machine: CheckedMachine) -> Answer:
     """Is NVIDIA's Multi-Process Service running, which shares the device between processes?"""
     folder = Path(machine.environment.get(PIPES) or machine.root / "tmp/nvidia-mps")
-    if daemons := mps_daemons.running(machine.root / "proc"):
+    if daemons := mps_daemons.running(machine.programs):
         advice = f"unless MPS is what you measure, stop it: echo quit | {CONTROL}"
         return "warning", f"running (process {daemons[0].pid}), pipes in {folder}", advice
     if (folder / "control").exists():
@@ -358,7 +367,7 @@ def _disk(machine: CheckedMachine) -> Answer:
     folder = machine.folder.absolute()
     while not folder.exists():
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    free = machine.free_bytes(folder)
     found = f"{free / _GIB:.1f} GiB free for {machine.folder}"
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         advice = "choose another --dir"

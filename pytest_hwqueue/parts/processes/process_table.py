@@ -1,4 +1,4 @@
-"""What the kernel says of other processes: who descends from whom, who listens, who is contained.
+"""What the kernel says of other processes: which run, who descends, who listens, is contained.
 
 A port or a path says nothing of who answers there: a server that could not bind it, or never
 tried, leaves its clients to a stranger. The kernel names each listening socket, and each process's
@@ -12,13 +12,14 @@ import pwd
 import socket
 import stat
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from pytest_hwqueue.data.errors import NotProven, translated
+from pytest_hwqueue.parts.devices.conditions import started_with
 from pytest_hwqueue.parts.processes.sock_diag import of_ipv6_alone, of_unix_file
 
 _PROC = Path("/proc")
@@ -28,6 +29,55 @@ _NAMESPACES = ("pid", "net")
 _ALL_OF_IPV6 = IPv6Address("::")
 
 Address = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True)
+class RunningProgram:
+    """A program that runs on this machine.
+
+    Attributes:
+        name: its own, or as it was called.
+        pid: of its process.
+        arguments: all but its name.
+        environment: what it was started with; None if that is another user's to see.
+
+    """
+
+    name: str
+    pid: int
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] | None
+
+    def __str__(self) -> str:
+        """Return its name and process id."""
+        return f"{self.name}, process {self.pid}"
+
+
+Programs = Callable[[Collection[str]], list[RunningProgram]]
+"""Finds the programs of some names that run, as `running_programs` does."""
+
+
+def running_programs(names: Collection[str]) -> list[RunningProgram]:
+    """Return the programs of these names that run on this machine and have not ended."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        own, command = process.info["name"], process.info["cmdline"] or [""]
+        for name in {own, Path(command[0]).name} & {*names}:
+            with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                # What has ended and is not waited for yet has a name.
+                if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                    environment = _environment(process.pid)
+                    found.append(RunningProgram(name, process.pid, tuple(command[1:]), environment))
+    return found
+
+
+def _environment(pid: int) -> dict[str, str] | None:
+    try:
+        return started_with(_PROC / str(pid)) or None
+    except PermissionError:
+        return None
 
 
 def processes_under(pid: int) -> list[int]:

@@ -71,7 +71,7 @@ class Mps(Scheduler):
                 f"{self.mode}: {CONTROL} is not on PATH; it comes with NVIDIA's driver (Ubuntu: "
                 "nvidia-compute-utils). In a container it must be mounted with the driver"
             )
-        reason = mps_daemons.serves_our_devices()
+        reason = mps_daemons.serves_our_devices(self.paths.programs)
         return reason and f"{self.mode}: {reason}"
 
     @contextmanager

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
-from pytest_hwqueue.parts.devices.conditions import started_with
+from pytest_hwqueue.parts.processes.process_table import Programs, RunningProgram
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
@@ -23,32 +20,19 @@ _SERVER = "nvidia-cuda-mps-server"
 _DEFAULT_PIPES = "/tmp/nvidia-mps"
 
 
-@dataclass(frozen=True)
-class Daemon:
-    """A control daemon or server; ``environment`` is None if we may not read it."""
-
-    name: str
-    pid: int
-    environment: Mapping[str, str] | None
-
-    def __str__(self) -> str:
-        """Return its name and process id."""
-        return f"{self.name}, process {self.pid}"
-
-
-def serves_us() -> str | None:
+def serves_us(programs: Programs) -> str | None:
     """Return the daemon that would take processes we start as its clients, or None."""
     ours = _pipes(os.environ)
-    for daemon in running():
+    for daemon in running(programs):
         if daemon.environment is None or _pipes(daemon.environment) == ours:
             return _refusal(daemon, "native processes would become its clients")
     return None
 
 
-def serves_our_devices() -> str | None:
+def serves_our_devices(programs: Programs) -> str | None:
     """Return the daemon that has a device that ours would serve, or None."""
     ours = devices_by_uuid(os.environ)
-    for daemon in running():
+    for daemon in running(programs):
         theirs = None if daemon.environment is None else devices_by_uuid(daemon.environment)
         if ours is None or theirs is None or ours & theirs:
             return _refusal(
@@ -65,33 +49,17 @@ def devices_by_uuid(environment: Mapping[str, str]) -> frozenset[str] | None:
     return frozenset(parts) if all(part.startswith(("GPU-", "MIG-")) for part in parts) else None
 
 
-def running(proc: Path = Path("/proc")) -> list[Daemon]:
-    """Return the daemons and servers that the kernel shows in its folder of processes."""
-    found = []
-    for process in proc.glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            text = (process / "cmdline").read_text(encoding="utf-8", errors="surrogateescape")
-            command = text.rstrip("\0").split("\0")
-            name = Path(command[0]).name
-            # Without arguments the control program only passes a question on.
-            if name == _SERVER or (name == CONTROL and command[1:]):
-                found.append(Daemon(name, int(process.name), _environment(process)))
-    return found
-
-
-def _environment(process: Path) -> dict[str, str] | None:
-    """Return a process's variables; None if they are another user's to see."""
-    try:
-        return started_with(process) or None
-    except (PermissionError, FileNotFoundError):
-        return None
+def running(programs: Programs) -> list[RunningProgram]:
+    """Return the control daemons and servers among the programs that run."""
+    # Without arguments the control program only passes a question on.
+    return [each for each in programs((_SERVER, CONTROL)) if each.name == _SERVER or each.arguments]
 
 
 def _pipes(environment: Mapping[str, str]) -> str:
     return os.path.realpath(environment.get(PIPES, _DEFAULT_PIPES))
 
 
-def _refusal(daemon: Daemon, consequence: str) -> str:
+def _refusal(daemon: RunningProgram, consequence: str) -> str:
     return (
         f"another MPS daemon runs here ({daemon}), and {consequence}; if it is yours, stop it "
         f"with: echo quit | {CONTROL}"

@@ -28,7 +28,7 @@ class Native(Scheduler):
         A cell is measured wherever the user started pytest, even under their own MPS.
         """
         if device_kind == "cuda" and not any(tenant.urgency for tenant in tenants):
-            return mps_daemons.serves_us()
+            return mps_daemons.serves_us(self.paths.programs)
         return None
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:

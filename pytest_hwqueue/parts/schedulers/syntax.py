@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 from pytest_hwqueue.data.errors import BadInput, DeviceError, NotProven, refused_as, within
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.parts.processes.process_table import Programs, running_programs
 from pytest_hwqueue.parts.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -69,18 +70,20 @@ def tenant_requests(tenants: Sequence[Tenant]) -> list[TenantRequest]:
 
 @dataclass(frozen=True)
 class SchedulerPaths:
-    """Where the user installed or described what modes need.
+    """Where the user installed or described what modes need, and where they look for others' work.
 
     Attributes:
         xsched_root: XSched's installation (--hwq-xsched-root); if None, XSCHED_ROOT.
         preloads: folders of the descriptions of ``preload:NAME`` (--hwq-preloads).
-        proc: where the kernel shows the machine's processes and message queues.
+        queues: where the kernel shows the machine's System V message queues.
+        programs: finds those that already run on the machine, such as another daemon.
 
     """
 
     xsched_root: Path | None = None
     preloads: tuple[Path, ...] = ()
-    proc: Path = Path("/proc")
+    queues: Path = Path("/proc/sysvipc/msg")
+    programs: Programs = running_programs
 
 
 class Scheduler(ABC):

@@ -73,7 +73,6 @@ class _Shimmed(Scheduler):
         super().__init__(spec, paths)
         root = paths.xsched_root or os.environ.get(_ROOT)
         self._root = Path(root).resolve() if root else None
-        self._proc = paths.proc
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
         """Require an installation, and the real driver."""
@@ -222,7 +221,7 @@ class XSched(_Shimmed):
         if self._root is None:
             raise ServiceFailed(self._not_installed(_CUDA))
         self.begin_window()
-        with serve(self._root, self.spec.value("policy"), folder, self._proc) as server:
+        with serve(self._root, self.spec.value("policy"), folder, self.paths) as server:
             self._server = server
             try:
                 yield

@@ -13,10 +13,12 @@ import json
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+
+import psutil
 
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
@@ -29,14 +31,14 @@ from pytest_hwqueue.parts.processes.services import (
     service_environment,
 )
 from pytest_hwqueue.parts.schedulers.declaration import POLICIES
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths
 
+_NAME = "xserver"
 _SERVER_KEY = 1
 _IPC_RMID = 0
 _LOOPBACK = "127.0.0.1"
 _ANSWER_S = 5.0
 _DYING_S = 2.0
-# How the kernel names the states of a process that has ended.
-_ENDED = ("Z", "X")
 _SETTINGS = ("level", "threshold", "batch_size")
 
 
@@ -124,7 +126,7 @@ class XServer:
 
 
 @contextmanager
-def serve(root: Path, policy: str, folder: Path, proc: Path) -> Iterator[XServer]:
+def serve(root: Path, policy: str, folder: Path, paths: SchedulerPaths) -> Iterator[XServer]:
     """Run ``<root>/bin/xserver`` on a free port; stop it by SIGINT.
 
     If it is killed nevertheless, the queues that it and its clients left are removed.
@@ -133,7 +135,7 @@ def serve(root: Path, policy: str, folder: Path, proc: Path) -> Iterator[XServer
         root: where XSched is installed.
         policy: by its name.
         folder: of its log.
-        proc: where the kernel shows the machine's processes and message queues.
+        paths: where message queues are shown, and what finds other servers.
 
     Raises:
         ServiceFailed: if another server, or a leftover of one, blocks it; if it does not start, or
@@ -141,13 +143,13 @@ def serve(root: Path, policy: str, folder: Path, proc: Path) -> Iterator[XServer
         NotProven: if another program answers on its port.
 
     """
-    refuse_other(_table(proc), living_servers(proc))
+    refuse_other(_table(paths), _living_servers(paths))
     port = free_port()
-    command = [str(root / "bin" / "xserver"), policy, str(port)]
+    command = [str(root / "bin" / _NAME), policy, str(port)]
     clients: set[int] = set()
     order = Order(command, service_environment({}), Stop(signal.SIGINT), contending=None)
     try:
-        with run_service("xserver", folder / "xserver.log", order) as service:
+        with run_service(_NAME, folder / f"{_NAME}.log", order) as service:
             server = XServer(port, service)
             clients = server.clients
             service.wait_until(lambda: _answers(server), "did not answer over HTTP")
@@ -160,7 +162,7 @@ def serve(root: Path, policy: str, folder: Path, proc: Path) -> Iterator[XServer
                 )
             yield server
     finally:
-        _remove_left_behind(clients, proc)
+        _remove_left_behind(clients, paths)
 
 
 def refuse_other(table: str, servers: Sequence[int]) -> None:
@@ -232,32 +234,22 @@ def _answers(server: XServer) -> bool:
     return True
 
 
-def _remove_left_behind(clients: set[int], proc: Path) -> None:
+def _remove_left_behind(clients: set[int], paths: SchedulerPaths) -> None:
     """Remove the queues of our server and its clients that have ended; none existed before."""
-    if living_servers(proc):
+    if _living_servers(paths):
         return
     library = ctypes.CDLL(None)
-    for key, identifier in parse_queues(_table(proc)).items():
-        if key == _SERVER_KEY or (key in clients and not (proc / str(key)).exists()):
+    for key, identifier in parse_queues(_table(paths)).items():
+        if key == _SERVER_KEY or (key in clients and not psutil.pid_exists(key)):
             library.msgctl(identifier, _IPC_RMID, None)
 
 
-def _table(proc: Path) -> str:
-    table = proc / "sysvipc" / "msg"
-    return table.read_text(encoding="ascii") if table.exists() else ""
+def _table(paths: SchedulerPaths) -> str:
+    return paths.queues.read_text(encoding="ascii") if paths.queues.exists() else ""
 
 
-def living_servers(proc: Path) -> list[int]:
-    """Return the process ids of programs called xserver that have not ended."""
-    found = []
-    for process in proc.glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            # PID (NAME) STATE …, and a name may contain anything.
-            stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
-            name, _, rest = stat.partition("(")[2].rpartition(")")
-            if name == "xserver" and rest.split()[0] not in _ENDED:
-                found.append(int(process.name))
-    return found
+def _living_servers(paths: SchedulerPaths) -> list[int]:
+    return [each.pid for each in paths.programs((_NAME,))]
 
 
 class ServerWatch:

@@ -17,6 +17,7 @@ from pytest_hwqueue.data.records.telemetry import OtherProcess, TelemetrySample
 from pytest_hwqueue.parts.devices.fingerprint import fingerprint
 from pytest_hwqueue.parts.devices.kinds import CPU, DeviceChoice, open_device
 from pytest_hwqueue.parts.devices.telemetry import Unavailable
+from pytest_hwqueue.parts.processes.process_table import RunningProgram
 
 CUDA = DeviceChoice("cuda", "cuda", 0)
 HIP = DeviceChoice("hip", "hip", 0)
@@ -90,7 +91,7 @@ def machine(
 ) -> CheckedMachine:
     device: Any = open_device("cpu") if choice is CPU else FakeGpu(choice.kind, reader)
     made = CheckedMachine(choice, device, "", environment or {}, root / "records", root)
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(made, **{"programs": lambda names: [], **changes})
 
 
 def place(file: Path, text: str = "") -> None:
@@ -194,8 +195,8 @@ def test_mps(root: Path) -> None:
     elsewhere = {"CUDA_MPS_PIPE_DIRECTORY": str(root / "pipes")}
     assert ask("MPS", machine(root, CUDA, elsewhere)).status == "ok"
 
-    place(root / "proc/77/cmdline", "/usr/bin/nvidia-cuda-mps-server\0")
-    found = ask("MPS", machine(root, CUDA, elsewhere))
+    daemon = RunningProgram("nvidia-cuda-mps-server", 77, (), None)
+    found = ask("MPS", machine(root, CUDA, elsewhere, programs=lambda names: [daemon]))
     assert found.status == "warning"
     assert found.found == f"running (process 77), pipes in {root}/pipes"
 
@@ -276,10 +277,6 @@ def test_a_folder_that_cannot_hold_records_is_a_problem(root: Path) -> None:
     assert str(root / "file") in found.found
 
 
-def test_a_full_disk_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage:
-        free = 2**20
-
+def test_a_full_disk_is_told(root: Path) -> None:
     assert ask("disk", machine(root)).status == "ok"
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
-    assert ask("disk", machine(root)).status == "warning"
+    assert ask("disk", machine(root, free_bytes=lambda folder: 2**20)).status == "warning"

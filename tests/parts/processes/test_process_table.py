@@ -22,9 +22,10 @@ from pytest_hwqueue.parts.processes.process_table import (
     is_contained,
     listeners,
     processes_under,
+    running_programs,
 )
 from pytest_hwqueue.parts.processes.services import free_port
-from tests.parts.schedulers.processes import wait_for
+from tests.parts.schedulers.processes import has_ended, program, wait_for
 
 # Of what descends from the parent, this process is one; of what descends from itself, it is none.
 OURS, STRANGE = os.getppid(), os.getpid()
@@ -235,3 +236,30 @@ def test_a_process_with_a_namespace_of_its_own_is_in_a_container(namespace: str)
     assert not is_contained(os.getpid())
     # It has ended.
     assert not is_contained(child)
+
+
+@pytest.mark.parametrize("called", ["hwq-test-itself", "/usr/bin/hwq-test-renamed-by-itself"])
+def test_a_program_that_runs_is_found_by_its_own_name_or_as_it_is_called(
+    tmp_path: Path, called: str
+) -> None:
+    # The kernel keeps 15 letters of a program's own.
+    own = program(tmp_path / "hwq-test-itself", "import time\ntime.sleep(600)\n")
+    command: list[str | Path] = [own, "-d"]
+    executable = None
+    if called.startswith("/"):
+        command, executable = [called, "600"], shutil.which("sleep")
+    name = Path(called).name
+    with subprocess.Popen(command, executable=executable, env={"OF": "it"}) as process:
+        try:
+            # Popen returns while it is being loaded.
+            wait_for(lambda: running_programs([name]), "the program to be seen")
+            (found,) = running_programs([name, "hwq-test-another"])
+            assert (found.name, found.pid) == (name, process.pid)
+            assert found.arguments[-1] == command[-1]
+            assert found.environment == {"OF": "it"}
+            assert running_programs(["hwq-test-another"]) == []
+        finally:
+            process.kill()
+        # It has ended, and nobody has waited for it.
+        wait_for(lambda: has_ended(process.pid), "its end")
+        assert running_programs([name]) == []

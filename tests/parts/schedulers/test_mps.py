@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -14,12 +12,13 @@ import pytest
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.records.plan import Tenant
+from pytest_hwqueue.parts.processes.process_table import RunningProgram
 from pytest_hwqueue.parts.processes.services import ServiceFailed
-from pytest_hwqueue.parts.schedulers import mps_daemons
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.parts.schedulers.syntax import (
     CELL,
     Scheduler,
+    SchedulerPaths,
     TenantRequest,
     open_scheduler,
     tenant_requests,
@@ -64,13 +63,18 @@ PIPES, VISIBLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"
 
 
 @pytest.fixture(autouse=True)
-def control(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = program(
-        request.getfixturevalue("tmp_path") / "bin" / "nvidia-cuda-mps-control", _CONTROL
-    )
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = program(tmp_path / "bin" / "nvidia-cuda-mps-control", _CONTROL)
     monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
-    if "pretend" not in request.fixturenames:
-        monkeypatch.setattr(mps_daemons, "running", list)
+
+
+def opened(mode: str, *running: RunningProgram) -> Scheduler:
+    """Open a mode on a machine where these daemons run."""
+
+    def programs(names: Collection[str]) -> list[RunningProgram]:
+        return [each for each in running if each.name in names]
+
+    return open_scheduler(mode, SchedulerPaths(programs=programs))
 
 
 def inside(*names: str) -> dict[str, InsideEvidence]:
@@ -81,8 +85,8 @@ def pipes(mode: Scheduler) -> Path:
     return Path(mode.environment(TenantRequest("low"))[PIPES])
 
 
-def why_not(mode: str, kind: str = "cuda", tenants: list[TenantRequest] = LOW_AND_HIGH) -> str:
-    return open_scheduler(mode).unavailable(kind, tenants) or "available"
+def why_not(mode: str, *running: RunningProgram, kind: str = "cuda") -> str:
+    return opened(mode, *running).unavailable(kind, LOW_AND_HIGH) or "available"
 
 
 def test_the_daemon_lives_in_folders_of_its_own_proves_its_clients_and_is_told_to_quit(
@@ -90,7 +94,7 @@ def test_the_daemon_lives_in_folders_of_its_own_proves_its_clients_and_is_told_t
 ) -> None:
     monkeypatch.setenv(PIPES, "/tmp/nvidia-mps")
     monkeypatch.setenv(VISIBLE, "1")
-    mode, logs = open_scheduler("mps"), tmp_path / "logs"
+    mode, logs = opened("mps"), tmp_path / "logs"
     pids = {"low": 301, "high": 302}
     assert mode.placements == {"processes"}
     with mode.services(logs):
@@ -146,7 +150,7 @@ def test_what_tenants_are_started_with(
     expected: list[dict[str, str]],
 ) -> None:
     monkeypatch.setenv(VISIBLE, "GPU-1b, GPU-2c")
-    mode = open_scheduler(text)
+    mode = opened(text)
     with mode.services(tmp_path):
         folder = pipes(mode)
         given = [mode.environment(tenant) for tenant in tenants]
@@ -163,7 +167,7 @@ def test_what_tenants_are_started_with(
 
 
 def test_a_daemon_that_dies_is_noticed(tmp_path: Path) -> None:
-    mode = open_scheduler("mps")
+    mode = opened("mps")
     with mode.services(tmp_path):
         psutil.Process(int((tmp_path / "mps-control.log").read_text().split()[2])).kill()
         wait_for(lambda: fails(mode.check), "the daemon's end to be noticed")
@@ -174,7 +178,7 @@ def test_a_daemon_that_dies_is_noticed(tmp_path: Path) -> None:
 def test_a_process_proves_itself_by_its_own_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, in_worker = open_scheduler("mps"), open_scheduler("mps")
+    started, in_worker = opened("mps"), opened("mps")
     with pytest.raises(NotProven, match="not started under MPS"):
         in_worker.proof({CELL.name: os.getpid()}, inside(CELL.name))
     with started.services(tmp_path):
@@ -188,58 +192,47 @@ def test_a_process_proves_itself_by_its_own_environment(
 def test_it_needs_the_drivers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "nvidia-cuda-mps-control is not on PATH" in why_not("mps")
-    mode = open_scheduler("mps")
+    mode = opened("mps")
     with pytest.raises(ServiceFailed, match="not on PATH"), mode.services(tmp_path):
         pytest.fail("there is nothing to run")
 
 
-@pytest.fixture
-def pretend() -> Iterator[Callable[..., int]]:
-    """Runs a process that calls itself by this name; returns its process id."""
-    others: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, **environment: str) -> int:
-        arguments = [f"/usr/bin/{name}", "600"]
-        child = subprocess.Popen(
-            arguments, executable=shutil.which("sleep"), env={**os.environ, **environment}
-        )
-        others.append(child)
-        # Popen returns once the program is being loaded; its arguments are readable a little later.
-        wait_for(lambda: psutil.Process(child.pid).cmdline() == arguments, "its arguments")
-        return child.pid
-
-    yield start
-    for other in others:
-        other.kill()
-        other.wait()
-
-
-@pytest.mark.parametrize("name", ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"])
-def test_another_daemon_is_refused_politely(
-    tmp_path: Path, pretend: Callable[..., int], name: str
-) -> None:
-    pid = pretend(name)
+@pytest.mark.parametrize(
+    "other",
+    [
+        RunningProgram("nvidia-cuda-mps-control", 4711, ("-d",), None),
+        RunningProgram("nvidia-cuda-mps-server", 4711, (), None),
+    ],
+)
+def test_another_daemon_is_refused_politely(tmp_path: Path, other: RunningProgram) -> None:
     for mode in ("mps", "native"):
-        assert f"another MPS daemon runs here ({name}, process {pid})" in why_not(mode)
-        assert "echo quit |" in why_not(mode)
+        assert f"another MPS daemon runs here ({other.name}, process 4711)" in why_not(mode, other)
+        assert "echo quit |" in why_not(mode, other)
     with (
         pytest.raises(ServiceFailed, match="another MPS daemon"),
-        open_scheduler("mps").services(tmp_path),
+        opened("mps", other).services(tmp_path),
     ):
         pytest.fail("two daemons")
-    assert why_not("native", "cpu") == "available"
+    assert why_not("native", other, kind="cpu") == "available"
+
+
+def test_one_that_asks_the_daemon_is_none() -> None:
+    asking = RunningProgram("nvidia-cuda-mps-control", 4711, (), None)
+    assert (why_not("native", asking), why_not("mps", asking)) == ("available", "available")
 
 
 def test_a_daemon_elsewhere_is_in_nobodys_way(
-    pretend: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = {PIPES: str(tmp_path / "theirs"), VISIBLE: "GPU-2, GPU-3"}
-    pretend("nvidia-cuda-mps-control", **theirs)
+    pipes = str(tmp_path / "theirs")
+    theirs = RunningProgram(
+        "nvidia-cuda-mps-control", 4711, ("-d",), {PIPES: pipes, VISIBLE: "GPU-2, GPU-3"}
+    )
     monkeypatch.setenv(VISIBLE, "GPU-1")
-    assert (why_not("native"), why_not("mps")) == ("available", "available")
+    assert (why_not("native", theirs), why_not("mps", theirs)) == ("available", "available")
     # By index nobody can tell whose device it is.
     for ours in ("1", "GPU-1,GPU-3"):
         monkeypatch.setenv(VISIBLE, ours)
-        assert "two daemons on one GPU" in why_not("mps")
-    monkeypatch.setenv(PIPES, theirs[PIPES])
-    assert "would become its clients" in why_not("native")
+        assert "two daemons on one GPU" in why_not("mps", theirs)
+    monkeypatch.setenv(PIPES, pipes)
+    assert "would become its clients" in why_not("native", theirs)

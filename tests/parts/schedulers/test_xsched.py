@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -25,8 +26,9 @@ from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.processes import services
+from pytest_hwqueue.parts.processes.process_table import RunningProgram
 from pytest_hwqueue.parts.processes.services import ServiceFailed
-from pytest_hwqueue.parts.schedulers import inside_evidence, xsched_server
+from pytest_hwqueue.parts.schedulers import inside_evidence
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.parts.schedulers.syntax import (
     CELL,
@@ -38,7 +40,6 @@ from pytest_hwqueue.parts.schedulers.syntax import (
 from pytest_hwqueue.parts.schedulers.xsched_server import (
     XQueue,
     XQueueSettings,
-    living_servers,
     parse_queues,
     parse_report,
     refuse_other,
@@ -53,7 +54,7 @@ LOW_AND_HIGH = tenant_requests([Tenant("low", "resnet18"), Tenant("high", "resne
 PIDS = {"low": 301, "high": 302}
 LOW, HIGH = queue(301), queue(302, handle=2)
 DRIVER = "/usr/lib/libcuda.so.580.65.06"
-REAL_PROC = Path("/proc")
+REAL_QUEUES = SchedulerPaths().queues
 
 
 def built_for_hip(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
@@ -89,15 +90,8 @@ def hip_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
-    """What the kernel shows of a machine on which no xserver lives, and there are no queues."""
-    (tmp_path / "proc" / "sysvipc").mkdir(parents=True)
-    return tmp_path / "proc"
-
-
-@pytest.fixture
-def root(tmp_path: Path, proc: Path) -> Path:
-    """An installation of XSched, beside what the kernel shows."""
+def root(tmp_path: Path) -> Path:
+    """An installation of XSched."""
     root = tmp_path / "root"
     program(root / "bin" / "xserver", XSERVER)
     (root / "lib").mkdir()
@@ -108,8 +102,12 @@ def root(tmp_path: Path, proc: Path) -> Path:
 
 
 def opened(text: str, root: Path | None) -> Scheduler:
-    proc = Path("/proc") if root is None else root.parent / "proc"
-    return open_scheduler(text, SchedulerPaths(xsched_root=root, proc=proc))
+    return open_scheduler(text, SchedulerPaths() if root is None else alone(root))
+
+
+def alone(root: Path) -> SchedulerPaths:
+    """This installation, on a machine without a queue (or with those of a file) and an xserver."""
+    return SchedulerPaths(root, queues=root.parent / "queues", programs=lambda names: [])
 
 
 def inside(root: Path, **changed: Any) -> dict[str, InsideEvidence]:
@@ -467,6 +465,16 @@ def table(*rows: tuple[int, int]) -> str:
     return "       key      msqid perms cbytes qnum lspid lrpid uid gid ...\n" + "".join(lines)
 
 
+def test_another_server_is_looked_for_by_its_name(root: Path) -> None:
+    def programs(names: Collection[str]) -> list[RunningProgram]:
+        return [RunningProgram("xserver", 4711, (), None)] if "xserver" in names else []
+
+    machine = replace(alone(root), programs=programs)
+    machine.queues.write_text(table((1, 7)))
+    with pytest.raises(ServiceFailed, match="kill -INT 4711"), serve(root, "HPF", root, machine):
+        pytest.fail("two servers")
+
+
 def test_a_living_server_is_refused_and_no_other_queue() -> None:
     with pytest.raises(ServiceFailed, match=r"^(?!.*ipcrm).*kill -INT 4711"):
         refuse_other(table((1, 7)), [4711])
@@ -488,11 +496,11 @@ def test_a_report_keeps_handles_of_64_bits() -> None:
 
 
 def test_it_is_ready_when_it_answers_and_is_stopped_by_sigint(
-    root: Path, proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No proxy of the environment is asked.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with serve(root, "CFS", tmp_path / "logs", proc) as server:
+    with serve(root, "CFS", tmp_path / "logs", alone(root)) as server:
         assert server.policy() == 10
         before = int((root / "connections").read_text())
         assert server.report().queues == server.report().queues == ()
@@ -519,11 +527,11 @@ _ENDS = "print('invalid policy name HPF')\nraise SystemExit(1)\n"
         # So does the real one where its port is taken.
         ("root/mute", "", "runs, but did not answer over HTTP"),
         ("root/bin/xserver", _ENDS, "(?s)exited with status 1.*invalid policy name"),
-        ("proc/sysvipc/msg", table((16120, 5), (1, 7)), "scheduled by nobody.*ipcrm -Q 1$"),
+        ("queues", table((16120, 5), (1, 7)), "scheduled by nobody.*ipcrm -Q 1$"),
     ],
 )
 def test_one_that_is_not_ours_or_does_not_serve_is_refused_and_ended(
-    root: Path, proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str,
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str,
     content: str, said: str,
 ) -> None:  # fmt: skip
     if file == "root/mute":
@@ -532,14 +540,14 @@ def test_one_that_is_not_ours_or_does_not_serve_is_refused_and_ended(
         program(tmp_path / file, content)
     else:
         (tmp_path / file).write_text(content)
-    with pytest.raises(ServiceFailed, match=said), serve(root, "HPF", tmp_path, proc):
+    with pytest.raises(ServiceFailed, match=said), serve(root, "HPF", tmp_path, alone(root)):
         pytest.fail("it serves nobody")
     pid = root / "pid"
-    assert not pid.exists() or (file != "proc/sysvipc/msg" and has_ended(int(pid.read_text())))
+    assert not pid.exists() or (file != "queues" and has_ended(int(pid.read_text())))
 
 
 def test_anothers_answers_are_not_taken_for_those_of_one_without_its_port(
-    root: Path, proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path
 ) -> None:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -547,21 +555,25 @@ def test_anothers_answers_are_not_taken_for_those_of_one_without_its_port(
             self.end_headers()
             self.wfile.write(b'{"policy": 1}')
 
-    stranger = HTTPServer(("127.0.0.1", 0), Answers)
-    answering = threading.Thread(target=stranger.serve_forever)
-    answering.start()
-    port = stranger.server_address[1]
-    monkeypatch.setattr(xsched_server, "free_port", lambda: port)
-    # As the real one does, it lives on.
+    strangers: list[HTTPServer] = []
+
+    def answer_instead() -> None:
+        wait_for(lambda: (root / "port").exists() and (root / "port").read_text(), "its port")
+        strangers.append(HTTPServer(("127.0.0.1", int((root / "port").read_text())), Answers))
+        strangers[0].serve_forever()
+
+    # As the real one does without its port, it lives on.
     (root / "mute").touch()
-    said = rf"xserver: on port {port} .* \(process {os.getpid()}\), which it has not started"
+    answering = threading.Thread(target=answer_instead)
+    answering.start()
+    said = rf"xserver: on port \d+ .* \(process {os.getpid()}\), which it has not started"
     try:
-        with pytest.raises(NotProven, match=said), serve(root, "HPF", tmp_path, proc):
+        with pytest.raises(NotProven, match=said), serve(root, "HPF", tmp_path, alone(root)):
             pytest.fail("it serves nobody")
     finally:
-        stranger.shutdown()
+        strangers[0].shutdown()
         answering.join()
-        stranger.server_close()
+        strangers[0].server_close()
 
 
 def test_one_whose_port_is_shared_proves_nothing(root: Path) -> None:
@@ -575,19 +587,7 @@ def test_one_whose_port_is_shared_proves_nothing(root: Path) -> None:
             mode.proof(PIDS, inside(root))
 
 
-def test_living_servers_are_found_by_name(tmp_path: Path) -> None:
-    other = program(tmp_path / "xserver", "import time\ntime.sleep(600)\n")
-    with subprocess.Popen([other]) as process:
-        try:
-            wait_for(lambda: process.pid in living_servers(REAL_PROC), "the server to be seen")
-        finally:
-            process.kill()
-    assert process.pid not in living_servers(REAL_PROC)
-
-
-def test_the_queue_of_a_dead_client_is_removed_and_no_other(
-    root: Path, proc: Path, tmp_path: Path
-) -> None:
+def test_the_queue_of_a_dead_client_is_removed_and_no_other(root: Path, tmp_path: Path) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     create, permissions = 0o1000, 0o600
     client = subprocess.Popen([sys.executable, "-c", ""])
@@ -597,16 +597,15 @@ def test_the_queue_of_a_dead_client_is_removed_and_no_other(
     made = [library.msgget(key, create | permissions) for key in keys]
     if -1 in made:
         pytest.skip(f"this machine gives no System V queues: {os.strerror(ctypes.get_errno())}")
-    # Of the machine's queues only these, of its processes only this one.
-    queues = parse_queues((REAL_PROC / "sysvipc" / "msg").read_text())
-    (proc / "sysvipc" / "msg").write_text(table(*((key, queues[key]) for key in keys)))
-    (proc / str(os.getpid())).mkdir()
+    # Of the machine's queues only these.
+    queues = parse_queues(REAL_QUEUES.read_text())
+    alone(root).queues.write_text(table(*((key, queues[key]) for key in keys)))
     report = {"processes": [{"pid": key} for key in keys], "xqueues": []}
     (root / "answer.json").write_text(json.dumps(report))
     try:
-        with serve(root, "HPF", tmp_path, proc) as server:
+        with serve(root, "HPF", tmp_path, alone(root)) as server:
             server.report()
-        left = parse_queues((REAL_PROC / "sysvipc" / "msg").read_text())
+        left = parse_queues(REAL_QUEUES.read_text())
         assert left.keys() & {*keys} == {os.getpid()}
     finally:
         for identifier in made:

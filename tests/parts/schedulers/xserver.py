@@ -15,6 +15,7 @@ def leave(number, frame):
     os._exit(0)
 signal.signal(signal.SIGINT, leave)
 (root / "pid").write_text(str(os.getpid()))
+(root / "port").write_text(str(port))
 if (root / "mute").exists():
     time.sleep(600)
 connections = 0
