@@ -122,14 +122,14 @@ class TcpPort:
         """Return it as messages name it."""
         return f"port {self.port} of {self.host}"
 
-    def sockets(self) -> dict[int, int]:
+    def sockets(self, proc: Path = _PROC) -> dict[int, int]:
         """Return the sockets that listen there, and their users' ids.
 
         Raises:
             NotProven: if the host is another machine, or the kernel's tables cannot be read.
 
         """
-        return _listening(_own_addresses(self.host, self.port), self.port)
+        return _listening(_own_addresses(self.host, self.port), self.port, proc)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class UnixSocket:
         """Return it as messages name it."""
         return f"the unix socket {self.path}"
 
-    def sockets(self) -> dict[int, int]:
+    def sockets(self, proc: Path = _PROC) -> dict[int, int]:
         """Return the sockets that listen where this file is, and its user's id; none if it is not.
 
         They are known by the file itself; where the kernel does not say of which file a socket is
@@ -160,7 +160,7 @@ class UnixSocket:
             return {}
         if not stat.S_ISSOCK(file.st_mode):
             raise NotProven(f"{self.path} is no socket: remove it, or name another path")
-        inodes = of_unix_file(file) or _listening_by_name(self.path, file, said)
+        inodes = of_unix_file(file) or _listening_by_name(self.path, file, said, proc)
         return dict.fromkeys(inodes, file.st_uid)
 
 
@@ -182,33 +182,36 @@ class Listeners:
     others: tuple[str, ...]
 
 
-def listeners(at: Place, root: int) -> Listeners:
+def listeners(at: Place, root: int, proc: Path = _PROC) -> Listeners:
     """Find who accepts connections at a place of this machine.
 
     Args:
         at: the place.
         root: process id of the service's guardian; what descends from it is the service's own.
+        proc: where the kernel shows its tables, and processes.
 
     Raises:
         NotProven: if it is of another machine, or the kernel's tables cannot be read.
 
     """
-    owners = at.sockets()
-    own = _holders(owners, processes_under(root))
+    owners = at.sockets(proc)
+    own = _holders(owners, processes_under(root), proc)
     missing = owners.keys() - own.keys()
-    others = _holders(missing, _all_processes()) if missing else {}
+    others = _holders(missing, _all_processes(proc), proc) if missing else {}
     if missing:
         # Since the first look at them it may have started more, or stopped listening.
-        tree, still = {*processes_under(root)}, at.sockets()
+        tree, still = {*processes_under(root)}, at.sockets(proc)
         own |= {inode: pids & tree for inode, pids in others.items() if pids & tree}
         missing = (missing & still.keys()) - own.keys()
     return Listeners(
         frozenset(pid for pids in own.values() for pid in pids),
-        tuple(sorted(_described(others.get(inode, set()), owners[inode]) for inode in missing)),
+        tuple(
+            sorted(_described(others.get(inode, set()), owners[inode], proc) for inode in missing)
+        ),
     )
 
 
-def _described(pids: Collection[int], owner: int) -> str:
+def _described(pids: Collection[int], owner: int, proc: Path) -> str:
     """Return the program that holds a socket, or whose it is if no process with it is seen."""
     if not pids:
         user = f"user {owner}"
@@ -217,7 +220,7 @@ def _described(pids: Collection[int], owner: int) -> str:
         return f"a process of {user} that cannot be seen from here"
     name = "a program"
     with suppress(OSError):
-        name = (_PROC / str(min(pids)) / "comm").read_text(errors="replace").strip()
+        name = (proc / str(min(pids)) / "comm").read_text(errors="replace").strip()
     return f"{name} (process {min(pids)})"
 
 
@@ -259,13 +262,13 @@ def _reached(address: Address) -> Address:
     return ip_address("127.0.0.1" if address.version == 4 else "::1")
 
 
-def _listening(addresses: Collection[Address], port: int) -> dict[int, int]:
+def _listening(addresses: Collection[Address], port: int, proc: Path) -> dict[int, int]:
     """Return the sockets that listen at a port of any of these addresses, and their users' ids."""
     found: dict[int, int] = {}
     everywhere: set[int] = set()
     said = f"who listens on port {port} cannot be seen"
     for table in ("tcp", "tcp6"):
-        path = _PROC / "self" / "net" / table
+        path = proc / "self" / "net" / table
         with translated(NotProven, said, OSError, remedy=_SEE):
             if table == "tcp6" and not path.exists():  # a kernel without IPv6
                 continue
@@ -291,13 +294,13 @@ _ACCEPTS = 0x10000  # __SO_ACCEPTCON, as /proc/net/unix has it
 _NAME_AT = 7  # its columns before: address, references, protocol, flags, type, state, inode
 
 
-def _listening_by_name(path: Path, file: os.stat_result, said: str) -> set[int]:
+def _listening_by_name(path: Path, file: os.stat_result, said: str, proc: Path) -> set[int]:
     """Return the sockets that listen, and were bound to a name of this file.
 
     A relative one is of a folder that the table does not say: any that the path may end in counts.
     """
     with translated(NotProven, said, OSError, remedy=_SEE):
-        lines = (_PROC / "self" / "net" / "unix").read_text(errors="surrogateescape").splitlines()
+        lines = (proc / "self" / "net" / "unix").read_text(errors="surrogateescape").splitlines()
     found = set()
     for fields in (line.split(maxsplit=_NAME_AT) for line in lines[1:]):
         if len(fields) > _NAME_AT and int(fields[3], 16) & _ACCEPTS:
@@ -325,12 +328,12 @@ def _accepts(at: Address, address: Address) -> bool:
     return at == address
 
 
-def _all_processes() -> list[int]:
+def _all_processes(proc: Path) -> list[int]:
     with translated(NotProven, "which processes there are cannot be seen", OSError, remedy=_SEE):
-        return [int(each) for each in os.listdir(_PROC) if each.isdecimal()]
+        return [int(each) for each in os.listdir(proc) if each.isdecimal()]
 
 
-def _holders(inodes: Collection[int], pids: Iterable[int]) -> dict[int, set[int]]:
+def _holders(inodes: Collection[int], pids: Iterable[int], proc: Path) -> dict[int, set[int]]:
     """Return which of some processes hold each socket; those that none of them has are left out.
 
     Processes of other users have none that could be seen.
@@ -338,7 +341,7 @@ def _holders(inodes: Collection[int], pids: Iterable[int]) -> dict[int, set[int]
     links: Mapping[str, int] = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[int, set[int]] = {}
     for pid in pids:
-        folder = _PROC / str(pid) / "fd"
+        folder = proc / str(pid) / "fd"
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             for descriptor in os.listdir(folder):
                 with suppress(FileNotFoundError, ProcessLookupError):

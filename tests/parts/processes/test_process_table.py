@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.data.errors import NotProven
-from pytest_hwqueue.parts.processes import process_table
 from pytest_hwqueue.parts.processes.process_table import (
     TcpPort,
     UnixSocket,
@@ -95,11 +94,17 @@ def test_one_of_ipv6_alone_is_not_reached_by_ipv4(host: str, *, reached: bool) -
             assert len(listeners(TcpPort(host, port), STRANGE).others) == 1
 
 
-def test_where_netlink_is_forbidden_all_of_ipv6_counts_as_listening(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with listening("::", ipv6_alone=True) as port:
+@pytest.fixture(params=["asked", "forbidden"])
+def netlink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "forbidden":
         monkeypatch.setattr(socket, "AF_NETLINK", 9999)  # no family of sockets
+    return str(request.param)
+
+
+@pytest.mark.parametrize("netlink", ["forbidden"], indirect=True)
+@pytest.mark.usefixtures("netlink")
+def test_where_netlink_is_forbidden_all_of_ipv6_counts_as_listening() -> None:
+    with listening("::", ipv6_alone=True) as port:
         assert listeners(TcpPort("127.0.0.1", port), OURS).own == {os.getpid()}
 
 
@@ -132,32 +137,24 @@ def test_a_stranger_that_shares_the_port_is_named_beside_ours() -> None:
     assert f"(process {os.getpid()})" in other
 
 
-def test_one_that_cannot_be_seen_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_table, "_all_processes", list)
+def test_one_that_cannot_be_seen_is_a_stranger(tmp_path: Path) -> None:
+    # The kernel's tables, and none of its processes.
+    (tmp_path / "self").symlink_to("/proc/self")
     with listening("127.0.0.1") as port:
-        (other,) = listeners(TcpPort("127.0.0.1", port), STRANGE).others
+        (other,) = listeners(TcpPort("127.0.0.1", port), STRANGE, tmp_path).others
     assert other.startswith("a process of ")
     assert other.endswith(" that cannot be seen from here")
 
 
-def test_where_the_tables_are_missing_that_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_table, "_PROC", tmp_path)
+def test_where_the_tables_are_missing_that_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotProven, match=r"who listens on port 1 cannot be seen.*mount /proc here"):
-        listeners(TcpPort("127.0.0.1", 1), OURS)
+        listeners(TcpPort("127.0.0.1", 1), OURS, tmp_path)
 
 
 def test_another_machine_is_refused() -> None:
     # Of a network that is kept for documentation (RFC 5737).
     with pytest.raises(NotProven, match=r"192\.0\.2\.1 .* is not this machine"):
         listeners(TcpPort("192.0.2.1", 80), OURS)
-
-
-@pytest.fixture(params=["asked", "forbidden"])
-def _netlink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "forbidden":
-        monkeypatch.setattr(socket, "AF_NETLINK", 9999)  # no family of sockets
 
 
 @contextmanager
@@ -168,7 +165,7 @@ def listening_at(name: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("_netlink")
+@pytest.mark.usefixtures("netlink")
 @pytest.mark.parametrize("bound", ["absolute", "relative", "linked"])
 def test_a_unix_socket_is_known_by_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
