@@ -105,6 +105,18 @@ def own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tempfile.tempdir = before
 
 
+@pytest.fixture
+def temporary_files_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Have this process, and those that it starts, make temporary files in a folder."""
+
+    def make_them_in(folder: Path) -> None:
+        monkeypatch.setenv("TMPDIR", str(folder))
+        # Python has looked at the variable before.
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    return make_them_in
+
+
 def slow(*values: object, **given: Any) -> Any:
     """A parameter that another one holds most of, behind the mark of that name."""
     return pytest.param(*values, marks=pytest.mark.slow, **given)

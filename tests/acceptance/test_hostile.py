@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -200,9 +201,9 @@ def test_a_killed_session_leaves_nothing_whatever_its_tests_do(tmp_path: Path) -
 
 
 def test_waiting_for_another_session_is_said_and_ends(
-    tmp_path: Path, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sessions: Sessions, temporary_files_in: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", sessions.environment["TMPDIR"])
+    temporary_files_in(Path(sessions.environment["TMPDIR"]))
     (tmp_path / "test_it.py").write_text(TEST + TEST.replace("test_it", "test_second"))
     with lease("cpu"):
         result = sessions.result(

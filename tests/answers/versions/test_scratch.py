@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from pytest_hwqueue.answers.versions.scratch import scratch_folder
 from tests.answers.versions.repositories import git
@@ -14,6 +13,7 @@ from tests.answers.versions.repositories import git
 # Says where its folder is, and waits to be killed or told to end.
 COMPARISON = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from pytest_hwqueue.answers.versions.scratch import scratch_folder
 from pytest_hwqueue.parts.processes.git import worktree
@@ -25,10 +25,9 @@ with scratch_folder(print) as folder, worktree(Path.cwd(), "HEAD", folder / "A")
 
 
 def test_the_next_comparison_removes_what_a_killed_one_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temporary_files_in: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    temporary_files_in(tmp_path)
     repository = tmp_path / "repository"
     git(tmp_path, "init", "-q", str(repository))
     git(repository, "commit", "-q", "--allow-empty", "-m", "one")

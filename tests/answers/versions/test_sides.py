@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from pytest_hwqueue.answers.versions import sides as module
+from pytest_hwqueue.answers.versions.imports import Tree
 from pytest_hwqueue.answers.versions.sides import Side, SideRequest, is_same, open_sides
 from pytest_hwqueue.answers.versions.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.data.errors import HwqError
@@ -21,11 +22,13 @@ from tests.answers.versions.repositories import git, make_side
 
 
 @pytest.fixture(name="repository")
-def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary_files_in: Callable[[Path], None]
+) -> Path:
     """Two commits, tagged one and two; only the second has test_new.py and the folder new."""
     # Where the worktrees are made, so that a test sees what stays.
     (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    temporary_files_in(tmp_path / "scratch")
     monkeypatch.setattr(module, "_collected", lambda side, logs: side)
     folder = tmp_path / "repository"
     folder.mkdir()
@@ -46,14 +49,26 @@ SAID: list[str] = []
 @contextmanager
 def opened(folder: Path, a: str | None, b: str | None, *words: str) -> Iterator[tuple[Side, Side]]:
     """Open two sides that are given these words, from a folder; afterwards, nothing stays."""
-    SAID.clear()
-    variant = SideVariant(words=words)
-    requests = SideRequest("A", a, variant), SideRequest("B", b, variant)
     try:
-        with open_sides(requests, folder, "", folder.parent, SAID.append) as sides:
+        with opened_from(folder, a, b, *words) as sides:
             yield sides
     finally:
         assert_nothing_stays(folder)
+
+
+def opened_from(
+    folder: Path, a: str | None, b: str | None, *words: str
+) -> AbstractContextManager[tuple[Side, Side]]:
+    SAID.clear()
+    variant = SideVariant(words=words)
+    requests = SideRequest("A", a, variant), SideRequest("B", b, variant)
+    return open_sides(requests, folder, "", folder.parent, SAID.append)
+
+
+def trees(folder: Path, a: Path, b: Path) -> list[Tree]:
+    """Return both sides' trees, from a folder."""
+    with opened_from(folder, str(a), str(b)) as sides:
+        return [side.tree for side in sides if side.tree is not None]
 
 
 def assert_nothing_stays(folder: Path) -> None:
@@ -88,18 +103,18 @@ def test_a_commit_gets_a_worktree_and_a_path_is_taken_as_it_is(repository: Path)
 def test_no_code_may_come_from_another_tree_of_the_repository(repository: Path) -> None:
     other = repository.parent / "a worktree"
     with worktree(repository, "one", other):
-        tree = module._trees(repository / "part", [repository / "part", other / "part"])[0]
+        tree = trees(repository / "part", repository / "part", other / "part")[0]
         assert (tree.own, tree.working) == (str(repository), str(repository))
         assert {str(other), str(repository)} == set(tree.others)
     # What two folders of one checkout have in common is no other code.
     part, new = repository / "part", repository / "new"
-    a, b = module._trees(new, [part, new])
+    a, b = trees(new, part, new)
     assert [tree[:3] for tree in (a, b)] == [
         (str(own), str(new), (str(part), str(new))) for own in (part, new)
     ]
     outside = repository.parent / "outside"
     outside.mkdir()
-    assert module._trees(outside, [outside, repository])[0].working == str(outside)
+    assert trees(outside, outside, repository)[0].working == str(outside)
 
 
 def test_filters_left_out_and_commits_lacking_are_said(repository: Path) -> None:

@@ -34,7 +34,7 @@ while time.monotonic() < end:
 """
 
 # One stream: it counts no streams, only what passes.
-_IPERF3 = """
+IPERF3 = """
 if "-s" in sys.argv:
     server = socket.create_server((after("-B"), int(after("-p"))))
     print("Server listening on", after("-p"), flush=True)
@@ -64,7 +64,7 @@ while time.monotonic() < end:
 
 def write_stand_ins(folder: Path) -> None:
     """Write the three programs into a folder."""
-    for name, body in zip(TOOLS, (_STRESS_NG, _IPERF3, _FIO), strict=True):
+    for name, body in zip(TOOLS, (_STRESS_NG, IPERF3, _FIO), strict=True):
         write_stand_in(folder / name, body)
 
 

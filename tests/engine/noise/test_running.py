@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import pytest
@@ -28,12 +30,12 @@ from pytest_hwqueue.engine.noise.neighbours import (
 )
 from pytest_hwqueue.engine.noise.running import RunningNoise, running
 from pytest_hwqueue.parts.processes.guardian import Contending, Order, Stop
-from pytest_hwqueue.parts.processes.services import ServiceFailed, free_port, run_service
+from pytest_hwqueue.parts.processes.services import ServiceFailed, run_service
 from tests.conftest import slow
 from tests.parts.schedulers.processes import has_ended, program, wait_for
 
 from .owner import end_owner, owning
-from .programs import TOOLS, alive, arguments, write_stand_in
+from .programs import IPERF3, TOOLS, alive, arguments, write_stand_in
 
 needs_isolation = pytest.mark.skipif(
     pinning.unavailable(isolated=True) is not None,
@@ -247,35 +249,47 @@ def test_a_noise_that_does_nothing_was_not_applied(
 
 
 def test_another_port_is_tried_where_one_was_taken(
-    tmp_path: Path, places: NoisePlaces, stand_ins: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ports = iter([taken.getsockname()[1], free_port()])
-        monkeypatch.setattr(neighbours, "free_port", lambda: next(ports))
-        chosen = open_noise("network", places)
-        with running(chosen, os.getpid(), tmp_path / "logs", 30, 0.1) as noise:
-            work_until_applied(noise)
+    taken = """
+    if "-s" in sys.argv and not os.path.exists(sys.argv[0] + ".taken"):
+        open(sys.argv[0] + ".taken", "w").close()
+        taken = socket.create_server((after("-B"), int(after("-p"))))
+    """
+    write_stand_in(stand_ins / "iperf3", dedent(taken) + dedent(IPERF3))
+    chosen = open_noise("network", places)
+    with running(chosen, os.getpid(), tmp_path / "logs", 30, 0.1) as noise:
+        work_until_applied(noise)
     assert len(arguments(stand_ins, "iperf3")) == 3
 
 
 def test_a_stranger_on_its_port_is_not_loaded(
-    tmp_path: Path, places: NoisePlaces, stand_ins: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
 ) -> None:
-    write_stand_in(stand_ins / "iperf3", "print('Server listening', flush=True); time.sleep(60)")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(neighbours, "free_port", lambda: port)
-        said = (
-            rf"iperf3-server: on port {port} .* \(process {os.getpid()}\), which it has not start"
-        )
-        chosen = open_noise("network", places)
+    # It says that it listens where another does.
+    late = """
+    while socket.socket().connect_ex((after("-B"), int(after("-p")))):
+        time.sleep(0.01)
+    print("Server listening", flush=True)
+    time.sleep(60)
+    """
+    write_stand_in(stand_ins / "iperf3", late)
+
+    def take_its_port() -> socket.socket:
+        started = stand_ins / "iperf3.arguments"
+        wait_for(lambda: started.exists() and started.read_text().endswith("\n"), "its start")
+        return socket.create_server(("127.0.0.1", int(started.read_text().split()[5])))
+
+    said = rf"iperf3-server: on port \d+ .* \(process {os.getpid()}\), which it has not start"
+    chosen = open_noise("network", places)
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(take_its_port)
         with (
             pytest.raises(NotProven, match=said),
             running(chosen, os.getpid(), tmp_path / "logs", 30, 0.1),
         ):
             pytest.fail("nothing runs")
+        taking.result().close()
     assert alive(str(stand_ins)) == []
 
 

@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    print("begins", os.getpid(), flush=True)
+    print("begins", os.getpid(), "given", PLACE, flush=True)
     if MODE == "refuses":
         sys.exit("the model is missing")
     if MODE == "silent":

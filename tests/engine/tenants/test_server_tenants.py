@@ -12,8 +12,9 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,16 +131,26 @@ def measured(record: ColocationRecord) -> TenantResult:
     return tenant
 
 
+def server_logs(folder: Path) -> list[Path]:
+    return [*folder.glob("served*/server-high.log")]
+
+
 def log_of(folder: Path) -> str:
-    (log,) = folder.glob("served*/server-high.log")
+    (log,) = server_logs(folder)
     return log.read_text()
 
 
 def started(folder: Path, what: str = "begins") -> int:
-    """Return the process that a server said it is, or has started."""
+    """Return the process that a server said it is or has started, or another number of its."""
     found = re.search(rf"{what} (\d+)", log_of(folder))
     assert found is not None, log_of(folder)
     return int(found[1])
+
+
+def given_port(folder: Path) -> int:
+    """Wait for a server that is being started to say which port it was given; return that."""
+    wait_for(lambda: "given" in "".join(map(Path.read_text, server_logs(folder))), "its port")
+    return started(folder, "given")
 
 
 def test_it_is_started_loaded_proven_for_each_process_and_ended(tmp_path: Path) -> None:
@@ -320,9 +331,9 @@ def test_who_is_deaf_to_sigterm_is_killed(tmp_path: Path, mode: str, who: str) -
 
 
 @contextmanager
-def outside(mode: str) -> Iterator[tuple[int, int]]:
+def outside(mode: str = "well", port: int | None = None) -> Iterator[tuple[int, int]]:
     """Run a server that somebody else has started; yield its port and process id."""
-    port = free_port()
+    port = port or free_port()
     with outside_at(str(port), socket.AF_INET, ("127.0.0.1", port), mode) as pid:
         yield port, pid
 
@@ -360,15 +371,19 @@ def test_one_that_runs_already_is_not_ours_and_nothing_is_proven(tmp_path: Path)
 
 
 @pytest.mark.parametrize("raced", [True, False])
-def test_a_stranger_on_the_port_is_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, raced: bool
-) -> None:
-    with outside("well") as (port, pid):
-        # It came between our look for a free port and a server that is slow to listen, or was there
-        # before a command whose URL names the port.
-        monkeypatch.setattr(server_processes, "free_port", lambda: port)
-        url = "http://127.0.0.1:{port}/" if raced else f"http://127.0.0.1:{port}/"
-        record = run(tmp_path, misbehaving("silent", url=url))
+def test_a_stranger_on_the_port_is_not_measured(tmp_path: Path, *, raced: bool) -> None:
+    with ExitStack() as stack:
+        if raced:
+            # It comes between our look for a free port and a server that is slow to listen.
+            coming = stack.enter_context(ThreadPoolExecutor()).submit(
+                lambda: stack.enter_context(outside(port=given_port(tmp_path)))
+            )
+            record = run(tmp_path, misbehaving("silent"))
+            port, pid = coming.result()
+        else:
+            # It was there before a command whose URL names the port.
+            port, pid = stack.enter_context(outside())
+            record = run(tmp_path, misbehaving("silent", url=f"http://127.0.0.1:{port}/"))
     assert (record.status, record.proof) == ("failed", None)
     assert (record.tenants[0].issued, record.tenants[0].server) == (None, None)
     said = (
@@ -399,16 +414,14 @@ def test_another_program_that_says_that_it_is_ready_is_refused(
 
 
 def test_a_stranger_that_joins_in_the_window_is_found_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    port = free_port()
-    monkeypatch.setattr(server_processes, "free_port", lambda: port)
     with socket.socket() as joining:
         joining.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
         def join(stage: str, done: int, planned: int) -> None:
-            if stage == "measure" and joining.getsockname()[1] != port:
-                joining.bind(("127.0.0.1", port))
+            if stage == "measure" and not joining.getsockname()[1]:
+                joining.bind(("127.0.0.1", given_port(tmp_path)))
                 joining.listen()
 
         record = run(tmp_path, misbehaving("shares", timeout_s=0.5), progress=join)
@@ -447,11 +460,11 @@ def at_socket(mode: str, path: str = "{socket}", **changed: Any) -> Server:
 
 
 def test_one_at_a_unix_socket_is_proven_and_its_new_socket_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temporary_files_in: Callable[[Path], None]
 ) -> None:
     # Shorter than that of a test: sockets have short paths.
     with tempfile.TemporaryDirectory() as temporary:
-        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        temporary_files_in(Path(temporary))
         record = run(tmp_path, at_socket("forks"))
         assert not [*Path(temporary).glob("hwq-*/socket")]
     tenant = measured(record)
@@ -464,11 +477,11 @@ def test_one_at_a_unix_socket_is_proven_and_its_new_socket_is_gone(
 
 
 def test_where_temporary_files_have_long_names_no_socket_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temporary_files_in: Callable[[Path], None]
 ) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    temporary_files_in(long)
     record = run(tmp_path, at_socket("well"))
     assert record.status == "failed"
     assert "is longer than the 107 bytes of a unix socket's path: set TMPDIR to " in record.reason

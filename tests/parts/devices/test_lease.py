@@ -85,12 +85,12 @@ def refusal(
 
 
 @pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(temporary_files_in: Callable[[Path], None]) -> Iterator[Path]:
     """A temporary directory as /tmp is: everybody's, and sticky. tmp_path is its owner's alone."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         shared = Path(name)
         shared.chmod(0o1777)
-        monkeypatch.setattr("tempfile.tempdir", name)
+        temporary_files_in(shared)
         yield shared
 
 
