@@ -33,6 +33,7 @@ _WITHOUT_EFFECT = (
     "XSCHED_ROOT", "XSCHED_CUDA_LIB", "XSCHED_HIP_LIB", "XLOG_FILE", "NCCL_DEBUG_FILE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )  # fmt: skip
+_ROOT = Path("/")
 _used: dict[str, str] = {}
 
 
@@ -87,12 +88,12 @@ def settings(kind: DeviceKind) -> Readers:
     return readers
 
 
-def host() -> Readers:
-    """Return readers of what a host gives the process; reported only."""
+def host(root: Path = _ROOT) -> Readers:
+    """Return readers of what a host, with its root, gives the process; reported only."""
     return {
-        "cpu_governor": _governor,
-        "cgroup_cpu_quota": _quota,
-        "preload_ignored": lambda: ", ".join(preloads().ignored) or "none",
+        "cpu_governor": lambda: _governor(root),
+        "cgroup_cpu_quota": lambda: _quota(root),
+        "preload_ignored": lambda: ", ".join(preloads(root).ignored) or "none",
     }
 
 
@@ -276,12 +277,10 @@ class Preloads(NamedTuple):
     ignored: tuple[str, ...]
 
 
-_OF_SYSTEM = Path("/etc/ld.so.preload")
-
-
-def preloads() -> Preloads:
+def preloads(root: Path = _ROOT) -> Preloads:
     """Return this process's preloads, by what it was started with and what it has mapped."""
-    return sorted_preloads([*_started_with("LD_PRELOAD"), *_system_preloads()], loaded_files())
+    named = [*_started_with("LD_PRELOAD"), *_system_preloads(root)]
+    return sorted_preloads(named, loaded_files())
 
 
 def sorted_preloads(named: Iterable[str], mapped: Sequence[str]) -> Preloads:
@@ -337,9 +336,9 @@ def _started_with(variable: str) -> list[str]:
     return started_with(Path("/proc/self")).get(variable, "").replace(":", " ").split()
 
 
-def _system_preloads() -> list[str]:
+def _system_preloads(root: Path) -> list[str]:
     try:
-        text = _OF_SYSTEM.read_text(encoding="utf-8", errors="surrogateescape")
+        text = (root / "etc/ld.so.preload").read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return []
     return text.replace(":", " ").split()
@@ -507,11 +506,11 @@ def _cublas_version() -> str:
 _GOVERNORS = "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"
 
 
-def _governor(root: Path = Path("/")) -> str:
+def _governor(root: Path) -> str:
     return ", ".join(sorted({file.read_text().strip() for file in root.glob(_GOVERNORS)}))
 
 
-def _quota(root: Path = Path("/")) -> str:
+def _quota(root: Path) -> str:
     """Return how many cores' time the process's control groups leave it, or ``none``."""
     own = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     folder = next((line.removeprefix("0::/") for line in own if line.startswith("0::/")), None)

@@ -212,20 +212,21 @@ class NvmlReader(TelemetryReader):
     Args:
         identifier: a UUID (``GPU-…``, ``MIG-…`` or bare, as torch prints it) or a PCI bus id. Not
             an index: NVML's indices ignore CUDA_VISIBLE_DEVICES.
+        proc: where the kernel shows this process.
 
     Raises:
         VendorError: without pynvml, a driver, or the device.
 
     """
 
-    def __init__(self, identifier: str) -> None:
+    def __init__(self, identifier: str, proc: Path = Path("/proc")) -> None:
         nvml = open_nvml(identifier)
         super().__init__(f"NVML, {identifier}", nvml.errors, nvml.library.nvmlShutdown)
         self._nvml = nvml
         self._events = self._ask("xid_errors", self._registered)
         if nvml.handle is not nvml.gpu:
             self._source += " (a MIG slice; all but the processes is of the whole GPU)"
-        if _in_own_pid_namespace():
+        if _in_own_pid_namespace(proc):
             self._missing["other_processes.own"] = (
                 "this process has a process id namespace of its own, and NVML may name processes "
                 "by the host's ids: this one may be among the others, and names may be wrong"
@@ -396,7 +397,7 @@ class HostReader(TelemetryReader):
         return HostSample(
             when_ns=when_ns,
             cpu_clock_mhz=clock_mhz or None,
-            load_average_1m=self._ask("load_average_1m", lambda: os.getloadavg()[0]),
+            load_average_1m=self._ask("load_average_1m", lambda: psutil.getloadavg()[0]),
             steal_s=max(0.0, (self._steal_s or 0.0) - (before or 0.0)) if known else None,
         )
 
@@ -423,9 +424,9 @@ def _process_name(pid: int) -> str | None:
         return None
 
 
-def _in_own_pid_namespace() -> bool:
+def _in_own_pid_namespace(proc: Path) -> bool:
     try:
-        return str(Path("/proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
+        return os.readlink(proc / "self" / "ns" / "pid") != _FIRST_PID_NAMESPACE
     except OSError:  # no such file: not Linux, and no namespaces
         return False
 

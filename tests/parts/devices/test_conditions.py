@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_hwqueue.data.records.conditions import PRECISION, fields_of_variable
 from pytest_hwqueue.parts.devices import conditions
@@ -61,7 +63,13 @@ def test_a_products_error_tells_its_format(size: int, bits: int, named: str) -> 
 def test_precision_is_what_the_process_computes_in_now_and_reading_it_changes_nothing() -> None:
     torch.manual_seed(7)
     switch = torch.backends.cuda.matmul
-    before = torch.get_rng_state(), conditions._flags()
+
+    def switches() -> list[str]:
+        backends: Any = torch.backends
+        places = (switch, backends.cudnn.conv, backends.mkldnn.matmul)
+        return [torch.get_float32_matmul_precision(), *(each.fp32_precision for each in places)]
+
+    before = torch.get_rng_state(), switches()
     assert conditions.product_precision("cpu") == "float32"
     assert conditions.convolution_precision("cpu") == "float32"
     # On a CPU the switch does nothing, as on a device under NVIDIA_TF32_OVERRIDE=0.
@@ -70,18 +78,31 @@ def test_precision_is_what_the_process_computes_in_now_and_reading_it_changes_no
         assert fingerprint("cpu").hard["fp32_product"] == "bfloat16"
     assert fingerprint("cpu").hard["fp32_product"] == "float32"
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert conditions._flags() == before[1]
+    assert switches() == before[1]
     assert switch.allow_tf32 is False
 
 
-def test_tf32_is_tried_where_a_workload_would_switch_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(place: str, flags: str) -> str:
-        return "TF32" if torch.get_float32_matmul_precision() == "high" else "float32"
+class Tf32Where(TorchDispatchMode):
+    """A device that computes products in TF32 where torch allows it."""
 
-    monkeypatch.setattr(conditions, "_product", probe)
-    assert conditions.product_precision("cuda:0") == "float32"
-    assert conditions.tf32_product_precision("cuda:0") == "TF32"
-    assert conditions.product_precision("cuda:0") == "float32"
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        allowed = torch.get_float32_matmul_precision() == "high"
+        if func is torch.ops.aten.matmul.default and args[0].dtype == torch.float32 and allowed:
+            args = tuple(rounded(each, 10) for each in args)
+        return func(*args, **(kwargs or {}))
+
+
+def test_tf32_is_tried_where_a_workload_would_switch_it_on() -> None:
+    # A name of the CPU's by which nothing else asks: what a place computes in is kept.
+    with Tf32Where():
+        assert conditions.product_precision("cpu:0") == "float32"
+        assert conditions.tf32_product_precision("cpu:0") == "TF32"
+        assert conditions.product_precision("cpu:0") == "float32"
 
 
 def test_default_type_is_a_condition() -> None:
@@ -119,12 +140,13 @@ def test_preloads_of_a_real_process(tmp_path: Path) -> None:
     assert printed(code, LD_PRELOAD=str(tiny)) == "('libtiny.so',) ()"
 
 
-def test_preloads_of_the_whole_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert conditions._system_preloads() == []
-    listed = tmp_path / "ld.so.preload"
-    listed.write_text("/lib/liba.so:/lib/libb.so\n/lib/libc.so\n")
-    monkeypatch.setattr(conditions, "_OF_SYSTEM", listed)
-    assert conditions._system_preloads() == ["/lib/liba.so", "/lib/libb.so", "/lib/libc.so"]
+def test_preloads_of_the_whole_system(tmp_path: Path) -> None:
+    own = conditions.preloads(tmp_path)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "ld.so.preload").write_text("/lib/liba.so:/lib/libb.so\n/lib/libd.so\n")
+    assert conditions.preloads(tmp_path) == Preloads(
+        own.loaded, (*own.ignored, "liba.so", "libb.so", "libd.so")
+    )
 
 
 def test_what_watches_the_process_is_named() -> None:
@@ -182,12 +204,10 @@ def test_what_python_does_besides_is_named(
     assert printed(text + "print(*found, sep='; ')", **variables) == expected
 
 
-def test_the_allocator_is_told_by_its_variable_where_python_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ctypes, "pythonapi", None)
-    monkeypatch.setattr(conditions, "_started_with", lambda name: [name, "debug"])
-    assert "PYTHONMALLOC=PYTHONMALLOC debug" in conditions.python_tracers()
+def test_the_allocator_is_told_by_its_variable_where_python_does_not() -> None:
+    code = "import ctypes; ctypes.pythonapi = None; print(conditions.python_tracers())"
+    # Python itself would say pymalloc_debug.
+    assert printed(code, PYTHONMALLOC="debug") == "['PYTHONMALLOC=debug']"
 
 
 def test_a_watched_process_says_so() -> None:
@@ -239,8 +259,12 @@ def test_variables_of_a_family_are_one_field(monkeypatch: pytest.MonkeyPatch) ->
         if name.startswith(("NCCL_", "TORCH_NCCL_")):
             monkeypatch.delenv(name)
     configured = "cpu:gloo,cuda:nccl"
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: configured)
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_backend_config=lambda: configured,
+    )
+    monkeypatch.setattr(torch, "distributed", group)
     read = conditions.settings("cuda")["nccl_variables"]
     assert read() == "default"
     for name, value in (("NCCL_PROTO", "LL"), ("TORCH_NCCL_BLOCKING_WAIT", "1"), ("NCCL_ALGO", ""),
@@ -267,11 +291,12 @@ def test_the_hosts_limits(tmp_path: Path) -> None:
 
     write("proc/self/cgroup", "0::/user/session\n")
     write("sys/fs/cgroup/user/session/cpu.max", "max 100000\n")
-    assert conditions._quota(tmp_path) == "none"
+    readers = conditions.host(tmp_path)
+    assert readers["cgroup_cpu_quota"]() == "none"
     write("sys/fs/cgroup/user/cpu.max", "150000 100000\n")
     write("sys/fs/cgroup/cpu.max", "400000 100000\n")
-    assert conditions._quota(tmp_path) == "1.5 cores"
-    assert conditions._governor(tmp_path) == ""
+    assert readers["cgroup_cpu_quota"]() == "1.5 cores"
+    assert readers["cpu_governor"]() == ""
     for core, governor in enumerate(("performance", "powersave", "performance")):
         write(f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor", f"{governor}\n")
-    assert conditions._governor(tmp_path) == "performance, powersave"
+    assert readers["cpu_governor"]() == "performance, powersave"

@@ -112,7 +112,7 @@ def test_only_reasons_that_slow_the_device_down(install: Any) -> None:
     assert (pynvml.NVML_PERF_POLICY_POWER, pynvml.NVML_PERF_POLICY_THERMAL) == (0, 1)
 
 
-def test_other_processes_exclude_ours(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_exclude_ours(install: Any, tmp_path: Path) -> None:
     child = os.getppid()
     install(
         Nvml(
@@ -127,9 +127,10 @@ def test_other_processes_exclude_ours(install: Any, monkeypatch: pytest.MonkeyPa
         OtherProcess(GONE, None, 5),
     )
     for namespace, told in (("4026532000", True), ("4026531836", False)):
-        monkeypatch.setattr("pathlib.Path.readlink", lambda _, name=namespace: f"pid:[{name}]")
+        (tmp_path / namespace / "self" / "ns").mkdir(parents=True)
+        (tmp_path / namespace / "self" / "ns" / "pid").symlink_to(f"pid:[{namespace}]")
         reader.close()
-        reader = NvmlReader(SLICE)
+        reader = NvmlReader(SLICE, tmp_path / namespace)
         assert ("other_processes.own" in reader.missing) is told
 
 
@@ -197,18 +198,21 @@ def test_amd_throttling_of_both_generations(install: Any) -> None:
     assert AmdSmiReader("0000:23:00.0").read().throttle_reasons == ("unspecified",)
 
 
-def test_host_reader_tells_the_host_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_reader_tells_the_host_or_why_not(install: Any) -> None:
     stolen = iter([10.0, 12.5, 12.5])
-    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(steal=next(stolen)))
-    monkeypatch.setattr(psutil, "cpu_freq", lambda: SimpleNamespace(current=2400.0))
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 1.0, 0.5))
+    host = SimpleNamespace(
+        __name__="psutil",
+        cpu_times=lambda: SimpleNamespace(steal=next(stolen)),
+        cpu_freq=lambda: SimpleNamespace(current=2400.0),
+        getloadavg=lambda: (1.5, 1.0, 0.5),
+    )
+    install(host)
     reader = HostReader()
     read = [dataclasses.replace(reader.read(), when_ns=0) for _ in range(2)]
     assert read == [HostSample(0, 2400.0, 1.5, 2.5), HostSample(0, 2400.0, 1.5, 0.0)]
     reader.close()
-    monkeypatch.setattr(psutil, "cpu_times", SimpleNamespace)
-    monkeypatch.setattr(psutil, "cpu_freq", lambda: SimpleNamespace(current=0.0))
-    monkeypatch.delattr(os, "getloadavg")
+    host.cpu_times, host.cpu_freq = SimpleNamespace, lambda: SimpleNamespace(current=0.0)
+    del host.getloadavg
     reader = HostReader()
     assert dataclasses.replace(reader.read(), when_ns=0) == HostSample(0, None, None, None)
     assert reader.missing.keys() == {"cpu_clock_mhz", "load_average_1m", "steal_s"}
