@@ -81,11 +81,11 @@ class Traces:
 
         if self._here == 1 or not isinstance(pool, AcceleratorPool):
             return pool.timeline
-        from pytest_hwqueue.parts.devices.shared_trace import SharedTrace
+        from pytest_hwqueue.parts.devices.shared_trace import KinetoTracer, SharedTrace
 
         with self._opening:
             if self._shared is None:
-                self._shared = SharedTrace(self._here)
+                self._shared = SharedTrace(self._here, KinetoTracer())
         return partial(self._shared.timeline, pool)
 
 

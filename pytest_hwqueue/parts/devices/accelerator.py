@@ -306,8 +306,7 @@ def event_of(event: Event) -> torch.cuda.Event:
     return event
 
 
-# By the device's index. Tenants that are threads open their pools at once.
-_IDLE: dict[int, IdleStreams[StreamKind]] = {}
+# Tenants that are threads open their pools at once, and a thread's current device is switched.
 _OPENING = threading.Lock()
 
 # Two streams with graphs were enough on an H200, and one launch on each of 8 was not.
@@ -334,6 +333,7 @@ class Accelerator:
         with torch.cuda.device(index):
             self._runtime = Runtime(self.kind == "hip")
         self.profiled = False
+        self._idle: IdleStreams[StreamKind] | None = None
         self._spins: dict[type[OneBlockSpin | FillingSpin], OneBlockSpin | FillingSpin] = {}
         self._green_contexts: dict[tuple[int, ...], GreenContexts] = {}
 
@@ -381,11 +381,10 @@ class Accelerator:
         # another GPU's cell that is the other one.
         with torch.cuda.device(self.index):
             with _OPENING:
-                idle = _IDLE.get(self.index)
-                if idle is None:
+                if self._idle is None:
                     self._settle()
-                    idle = _IDLE[self.index] = IdleStreams(self._create_stream)
-            return AcceleratorPool(self, self._runtime, idle, kinds, gradients)
+                    self._idle = IdleStreams(self._create_stream)
+            return AcceleratorPool(self, self._runtime, self._idle, kinds, gradients)
 
     def _settle(self) -> None:
         """Bring the process's context into the state in which it stays.

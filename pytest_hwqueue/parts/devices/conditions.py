@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pytest_hwqueue.data.records.conditions import FAMILIES, SETTINGS
 from pytest_hwqueue.data.records.fingerprint import Value
 from pytest_hwqueue.data.records.kinds import DeviceKind
-from pytest_hwqueue.parts.devices.kinds import VendorError, loaded_library
+from pytest_hwqueue.parts.devices.kinds import VendorError, open_library
 
 Readers: TypeAlias = "Mapping[str, Callable[[], Value]]"
 
@@ -485,14 +485,14 @@ def module_loading() -> str:
 
 def _ask_driver(name: str, *arguments: object) -> None:
     # Not through the runtime, which would keep a failure as its last error, for torch to find.
-    driver = ctypes.CDLL(loaded_library("libcuda.so"))
+    driver = open_library("libcuda.so")
     status = getattr(driver, name)(*arguments)
     if status != 0:
         raise VendorError(f"the driver's {name} failed with error {status}: it may be too old")
 
 
 def _cublas_version() -> str:
-    library = ctypes.CDLL(loaded_library("libcublas.so"))
+    library = open_library("libcublas.so")
     parts = [ctypes.c_int() for _ in range(3)]
     # libraryPropertyType: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL.
     if any(library.cublasGetProperty(number, ctypes.byref(part))

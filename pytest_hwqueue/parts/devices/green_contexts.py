@@ -154,14 +154,15 @@ def _ran_on(handle: int, device: torch.device, size: int, replayed: bool) -> lis
     """
     import torch
 
-    marks = torch.zeros(_NUMBERS, dtype=torch.int32, device=device)
-    torch.cuda.current_stream(device).synchronize()
+    # Copying waits until it is there, whichever stream does it.
+    marks = torch.zeros(_NUMBERS, dtype=torch.int32).to(device)
     driver = _driver()
     stream = driver.CUstream(handle)
     library = _call("cuLibraryLoadData", _KERNEL, [], [], 0, [], [], 0)
     # Launched as torch launches its own: a kernel of no context, which runs in its stream's.
     kernel = driver.CUfunction(int(_call("cuLibraryGetKernel", library, _KERNEL_NAME.encode())))
-    blocks = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+    whole = _multiprocessors("cuDeviceGetDevResource", _call("cuDeviceGet", device.index or 0))
+    blocks = 2 * whole.sm.smCount
 
     def launch() -> None:
         _call(

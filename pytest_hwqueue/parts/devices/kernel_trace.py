@@ -88,6 +88,11 @@ def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> Non
         own = Path(folder) / "trace.json"
         launches = _run(pool, enqueue, None, str(own), operations=True)
         trace = json.loads(own.read_text(encoding="utf-8"))
+    write_text(Path(path), json.dumps(with_names(trace, launches)))
+
+
+def with_names(trace: dict[str, Any], launches: LaunchTrace) -> dict[str, Any]:
+    """Return a trace with names of our streams, tags and rank."""
     events = trace["traceEvents"]
     seen = _Seen(events)
     name_streams(events, {number: index for (_, number), index in seen.stream_indices().items()})
@@ -97,9 +102,9 @@ def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> Non
         if name.startswith(LAUNCH)
     }
     tags = [launch.tag for launch in launches.launches]
-    trace["traceEvents"] = name_launches(events, owners, tags)
+    named = name_launches(events, owners, tags)
     name_processes(events, rank_of_process())
-    write_text(Path(path), json.dumps(trace))
+    return {**trace, "traceEvents": named}
 
 
 def _run(

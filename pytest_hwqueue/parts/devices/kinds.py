@@ -164,7 +164,7 @@ class Runtime:
     def __init__(self, hip: bool) -> None:
         self._prefix = "hip" if hip else "cuda"
         stem = "libamdhip64" if hip else "libcudart"
-        self._library = ctypes.CDLL(loaded_library(stem))
+        self._library = open_library(stem)
         least, greatest = ctypes.c_int(), ctypes.c_int()
         self.call("DeviceGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
         self.least_priority, self.greatest_priority = least.value, greatest.value
@@ -221,7 +221,7 @@ class Runtime:
 
 def _device_by_driver(handle: int) -> int:
     """Ask CUDA's driver: a stream's context tells its device only while it is current."""
-    driver = ctypes.CDLL(loaded_library("libcuda.so"))
+    driver = open_library("libcuda.so")
 
     def call(name: str, *arguments: object) -> None:
         with translated(DeviceError, f"the driver has no {name}", AttributeError):
@@ -239,8 +239,8 @@ def _device_by_driver(handle: int) -> int:
     return device.value
 
 
-def loaded_library(stem: str) -> str:
-    """Return the path of the shared library that this process has already loaded.
+def open_library(stem: str) -> ctypes.CDLL:
+    """Return a shared library that this process has already loaded.
 
     Raises:
         DeviceError: if there is none of that name.
@@ -251,7 +251,7 @@ def loaded_library(stem: str) -> str:
             path = line.rstrip("\n").partition("/")
             name = path[2].rpartition("/")[2]
             if name.startswith(stem):
-                return "/" + path[2]
+                return ctypes.CDLL("/" + path[2])
     raise DeviceError(
         f"this process has loaded no {stem}: torch may have it linked in; install a torch build "
         "that uses shared libraries"

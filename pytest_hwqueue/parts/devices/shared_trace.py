@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -31,20 +32,70 @@ from pytest_hwqueue.parts.devices.kernel_trace import (
 from pytest_hwqueue.parts.devices.launches import LaunchTrace
 
 
+class ProcessTracer(Protocol):
+    """Traces all threads of this process."""
+
+    def start(self) -> None:
+        """Start; RuntimeError or TypeError if it cannot."""
+
+    def mark(self, pool: AcceleratorPool) -> None:
+        """Identify the tracer's numbers of a pool's streams, for the calling thread."""
+
+    def stop(self) -> tuple[dict[str, Any], ClockPair | None]:
+        """Stop; return the trace as Kineto writes it, and what converts its times."""
+        ...
+
+
+class KinetoTracer:
+    """The vendor's tracer, by torch's profiler."""
+
+    def __init__(self) -> None:
+        self._profiler: Profiler | None = None
+        self._before: ClockOffset | None = None
+        self._threads: set[int] = set()
+
+    def start(self) -> None:
+        """Start on an idle device."""
+        everyone = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        torch.cuda.synchronize()
+        self._before = measure_offset()
+        self._threads = threads()
+        self._profiler = Profiler(experimental_config=everyone).start()
+
+    def mark(self, pool: AcceleratorPool) -> None:
+        """Run a marker on each stream."""
+        mark_streams(pool)
+
+    def stop(self) -> tuple[dict[str, Any], ClockPair | None]:
+        """Stop on an idle device, and read what it has written."""
+        profiler, before = self._profiler, self._before
+        assert profiler is not None
+        assert before is not None
+        torch.cuda.synchronize()
+        profiler.stop()
+        clocks = ClockPair(before, measure_offset())
+        with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
+            path = Path(folder) / "trace.json"
+            profiler.write(path)
+            trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        # The next one, started before this one has left, would see no kernels.
+        detached(threads() - self._threads)
+        return trace, clocks
+
+
 class SharedTrace:
     """Traces several threads between two meetings; reusable after the second.
 
     Args:
         members: number of threads.
+        tracer: of their process.
 
     """
 
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, tracer: ProcessTracer) -> None:
         self._begin = threading.Barrier(members, action=self._start)
         self._end = threading.Barrier(members, action=self._stop)
-        self._profiler: Profiler | None = None
-        self._before: ClockOffset | None = None
-        self._threads: set[int] = set()
+        self._tracer = tracer
         self._clocks: ClockPair | None = None
         self._trace: dict[str, Any] = {}
         self._refused = ""
@@ -63,7 +114,7 @@ class SharedTrace:
         try:
             self._meet(self._begin)
             try:
-                mark_streams(pool)
+                self._tracer.mark(pool)
                 pool.trace = trace
                 enqueue()
             finally:
@@ -85,31 +136,19 @@ class SharedTrace:
             ) from None
 
     def _start(self) -> None:
-        try:
-            everyone = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-            torch.cuda.synchronize()
-            self._before = measure_offset()
-            self._threads = threads()
-            self._profiler = Profiler(experimental_config=everyone).start()
-        except (RuntimeError, TypeError) as error:
-            self._refused = str(error)
-            raise DeviceError(self._refused) from error
+        with self._refusing():
+            self._tracer.start()
 
     def _stop(self) -> None:
-        profiler, before = self._profiler, self._before
-        assert profiler is not None
-        assert before is not None
+        with self._refusing():
+            self._trace, self._clocks = self._tracer.stop()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Keep why the tracer failed: all threads but one learn only that another did."""
         try:
-            torch.cuda.synchronize()
-            profiler.stop()
-            self._clocks = ClockPair(before, measure_offset())
-            with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
-                path = Path(folder) / "trace.json"
-                profiler.write(path)
-                self._trace = json.loads(path.read_text(encoding="utf-8"))
-            # The next one, started before this one has left, would see no kernels.
-            detached(threads() - self._threads)
-        except RuntimeError as error:
+            yield
+        except (RuntimeError, TypeError) as error:
             self._refused = str(error)
             raise DeviceError(self._refused) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.parts.devices import accelerator, kinds
+from pytest_hwqueue.parts.devices import kinds
 from pytest_hwqueue.parts.devices.accelerator import Accelerator
 
 
@@ -22,6 +22,11 @@ class Gpus(threading.local):
         current: of this thread.
         devices: of each stream, by its handle.
         tells: functions that runtime and driver have to tell a stream's device.
+        available: whether torch can use them.
+        making_on: where streams are made, whichever is current; None for there.
+        settled: of each device that has settled, how many streams there were before.
+        query: whether a stream is idle.
+        graph: that is captured.
 
     """
 
@@ -31,6 +36,11 @@ class Gpus(threading.local):
         self.count = count
         self.devices = devices
         self.tells = tells
+        self.available = True
+        self.making_on: int | None = None
+        self.settled: list[int] = []
+        self.query: Callable[[], bool] = lambda: True
+        self.graph = SimpleNamespace()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let torch and the runtime be these GPUs'."""
@@ -39,19 +49,20 @@ class Gpus(threading.local):
             "current_device": lambda: self.current, "device_count": lambda: self.count,
             "device": self.device, "get_device_properties": lambda index: SimpleNamespace(),
             "set_stream": lambda stream: self.set_device(stream.device_index),
-            "ExternalStream": lambda handle, device: SimpleNamespace(device_index=device.index),
+            "ExternalStream": lambda handle, device: SimpleNamespace(
+                device_index=device.index, query=self.query
+            ),
             "current_stream": lambda index: SimpleNamespace(device_index=index),
-            "Event": SimpleNamespace,
+            "Event": SimpleNamespace, "CUDAGraph": lambda: self.graph,
+            "is_available": lambda: self.available,
         }  # fmt: skip
         for name, stand_in in replaced.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
-        monkeypatch.setattr(accelerator, "_IDLE", {})
         # It launches kernels; what is of interest here is on which streams of which device.
-        monkeypatch.setattr(Accelerator, "_settle", lambda _: None)
-        monkeypatch.setattr(kinds, "loaded_library", lambda stem: stem)
         monkeypatch.setattr(
-            "pytest_hwqueue.parts.devices.kinds.ctypes.CDLL", lambda _: Library(self)
+            Accelerator, "_settle", lambda _: self.settled.append(len(self.devices))
         )
+        monkeypatch.setattr(kinds, "open_library", lambda _: Library(self))
 
     def set_device(self, device: Any) -> None:
         self.current = getattr(device, "index", device)
@@ -88,7 +99,8 @@ class Library:
 
     def _StreamCreateWithPriority(self, handle: Any, flags: Any, priority: Any) -> int:
         handle._obj.value = 100 + len(self._gpus.devices)
-        self._gpus.devices[handle._obj.value] = self._gpus.current
+        where = self._gpus.making_on
+        self._gpus.devices[handle._obj.value] = self._gpus.current if where is None else where
         return 0
 
     def _tell(self, handle: Any, device: Any) -> int:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.parts.devices import accelerator
-from pytest_hwqueue.parts.devices.accelerator import Accelerator, AcceleratorPool
+from pytest_hwqueue.parts.devices.accelerator import Accelerator
 from pytest_hwqueue.parts.devices.compute_units import (
     IdleStreams,
     Partition,
@@ -108,27 +106,17 @@ def test_where_the_runtime_refuses_what_was_taken_is_there_again() -> None:
     assert streams.take([0, 0]) == [1, 2]
 
 
-def pool_with(idle: IdleStreams[Any], query: Callable[[], bool]) -> AcceleratorPool:
-    pool: Any = AcceleratorPool.__new__(AcceleratorPool)
-    pool.device = SimpleNamespace(index=0)
-    pool._idle, pool._kinds, pool._handles = idle, [(0, None)], idle.take([(0, None)])
-    pool.streams = (SimpleNamespace(stream=SimpleNamespace(query=query, device_index=0)),)
-    pool._gradients = nullcontext()
-    found: AcceleratorPool = pool
-    return found
-
-
 @pytest.fixture
-def torch_without_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    Gpus(1, {}, set()).install(monkeypatch)
-    monkeypatch.setattr(accelerator, "_DRAINING_S", 0.05)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    made = Gpus(1, {}, set())
+    made.install(monkeypatch)
+    return made
 
 
 def broken() -> Any:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-@pytest.mark.usefixtures("torch_without_device")
 @pytest.mark.parametrize(
     ("error", "query", "again"),
     [
@@ -141,36 +129,32 @@ def broken() -> Any:
     ids=["idle", "draining", "hanging", "broken", "ending"],
 )
 def test_the_streams_of_a_failed_cell_are_the_next_ones(
-    error: type[BaseException], query: Callable[[], bool], again: bool
-) -> None:
-    handles = count(1)
-    idle: IdleStreams[Any] = IdleStreams(lambda _: next(handles))
-    pool = pool_with(idle, query)
-    with pytest.raises(error), pool:
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch, error: type[BaseException],
+    query: Callable[[], bool], again: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(accelerator, "_DRAINING_S", 0.05)
+    device, gpus.query = Accelerator(0, "cuda"), query
+    with pytest.raises(error), device.open_streams(1) as pool:
         raise error
-    assert idle.take([(0, None)]) == ([1] if again else [2])
+    with device.open_streams(1) as following:
+        assert (following.streams[0].handle == pool.streams[0].handle) == again
 
 
-@pytest.mark.usefixtures("torch_without_device")
-def test_the_end_of_a_capture_does_not_hide_what_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = SimpleNamespace(capture_begin=lambda **_: None, capture_end=broken)
+def test_the_end_of_a_capture_does_not_hide_what_broke_it(gpus: Gpus) -> None:
+    gpus.graph = SimpleNamespace(capture_begin=lambda **_: None, capture_end=broken)
 
     def enqueue() -> None:
         raise ValueError("the user's own")
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
-    pool = pool_with(IdleStreams(lambda _: 1), lambda: True)
-    with pytest.raises(ValueError, match="the user's own"):
+    with (
+        Accelerator(0, "cuda").open_streams(1) as pool,
+        pytest.raises(ValueError, match="the user's own"),
+    ):
         pool.capture(0, enqueue)
 
 
-def test_a_process_settles_once_before_its_first_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Any = Accelerator.__new__(Accelerator)
-    made.index, done = 0, []
-    made._create_stream, made._runtime = lambda _: None, None
-    Gpus(1, {}, set()).install(monkeypatch)
-    made._settle = lambda: done.append("settled")
-    monkeypatch.setattr(accelerator, "AcceleratorPool", lambda *given: done.append("opened"))
-    made.open_streams(1)
-    made.open_streams(2)
-    assert done == ["settled", "opened", "opened"]
+def test_a_device_settles_once_before_its_first_pool(gpus: Gpus) -> None:
+    device = Accelerator(0, "cuda")
+    for _ in range(2):
+        with device.open_streams(1):
+            assert gpus.settled == [0]

@@ -29,6 +29,7 @@ from pytest_hwqueue.parts.devices.fingerprint import (
     value_of_process,
 )
 from tests.stored_texts import assert_as_stored
+from tests.torch_builds import built_for
 
 from .vendors import NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, raising
 
@@ -41,8 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         multi_processor_count=132, gcnArchName="gfx942:sramecc+:xnack-",
     )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", {0: properties}.__getitem__)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.version, "hip", None)
+    built_for(monkeypatch, cuda="13.0")
     return properties
 
 
@@ -102,7 +102,7 @@ def test_accelerators_in_full(
     texts["an H200 without NVML"] = text_of(fingerprint("cuda", 0))
     library = AmdSmi()
     gpu.uuid = library.answers["device_uuid"]
-    monkeypatch.setattr(torch.version, "hip", "7.0.2")
+    built_for(monkeypatch, cuda="13.0", hip="7.0.2")
     monkeypatch.setitem(sys.modules, "amdsmi", library)
     texts["an MI300"] = text_of(fingerprint("hip", 0))
     assert library.opened == 0

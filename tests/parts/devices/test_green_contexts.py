@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType
+from typing import cast
 
 import pytest
 import torch
 
 from pytest_hwqueue.data.errors import DeviceError
-from pytest_hwqueue.parts.devices import green_contexts
 from pytest_hwqueue.parts.devices.compute_units import GroupEvidence
 from pytest_hwqueue.parts.devices.green_contexts import GreenContexts, group_of, why_not
 
@@ -32,11 +32,7 @@ def _forget() -> Iterator[None]:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """The driver of an H200; its kernels mark memory of the host."""
     driver = Driver()
-    monkeypatch.setattr(green_contexts, "_driver", lambda: driver)
-    idle = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: idle)
-    gpu = SimpleNamespace(multi_processor_count=TOTAL)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", cast(ModuleType, driver))
     return driver
 
 
@@ -101,16 +97,18 @@ def test_opening_says_what_was_given_too(driver: Driver) -> None:
     assert group_of(left, CPU, replayed=False) == GroupEvidence(4, [128, 129, 130, 131])
 
 
-def test_what_the_driver_lacks_is_named(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_driver_lacks_is_named(driver: Driver) -> None:
     driver.version = 12030
     assert "of CUDA 12.3; green contexts came with CUDA 12.4" in (why_not((32,), others=True) or "")
     why_not.cache_clear()
     driver.version = 13000
-    monkeypatch.setattr(driver, "cuInit", lambda flags: (CUresult.CUDA_ERROR_INVALID_VALUE,))
+    refused = (CUresult.CUDA_ERROR_INVALID_VALUE,)
+    driver.cuInit = lambda *_: refused  # type: ignore[method-assign]
     assert why_not((32,), others=True) == "cuInit failed with error 1: CUDA_ERROR_INVALID_VALUE"
 
+    del driver.cuInit
     absent = raising(RuntimeError('Function "cuGreenCtxStreamCreate" not found'))
-    monkeypatch.setattr(driver, "cuGreenCtxStreamCreate", absent)
+    driver.cuGreenCtxStreamCreate = absent  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match="cuGreenCtxStreamCreate cannot be called: Function"):
         GreenContexts(0, (32,)).create_stream(0, 0)
 

@@ -194,20 +194,14 @@ def test_stamps_become_those_of_the_hosts_clock(recorded: Json, launches: Launch
 
 
 def test_export_names_tracks_tagged_launches_and_the_rank(
-    recorded: Json, launches: LaunchTrace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    recorded: Json, launches: LaunchTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "trace.json"
-
-    def run(pool: object, enqueue: object, hold_ns: object, to: str, **_: object) -> LaunchTrace:
-        Path(to).write_text(json.dumps(recorded), encoding="utf-8")
-        return launches
-
     def export() -> list[Json]:
-        kernel_trace.export(cast(AcceleratorPool, None), lambda: None, str(path))
-        found: list[Json] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        found: list[Json] = kernel_trace.with_names(json.loads(json.dumps(recorded)), launches)[
+            "traceEvents"
+        ]
         return found
 
-    monkeypatch.setattr(kernel_trace, "_run", run)
     monkeypatch.delenv("RANK", raising=False)
     # What CUDA's profiler adds by itself: a copy of a host range on the stream's track.
     copy = complete("gpu_user_annotation", "hwq.launch 0", 0, 1000, 13)

@@ -20,6 +20,9 @@ from pytest_hwqueue.data.records.kinds import (
 )
 from pytest_hwqueue.parts.devices import kinds
 from pytest_hwqueue.parts.devices.kinds import CPU, DeviceChoice, choose_devices, open_device
+from tests.torch_builds import built_for
+
+from .gpus import Gpus
 
 
 def test_labels_begin_with_the_kind_and_an_unknown_one_is_a_real_accelerators() -> None:
@@ -148,11 +151,11 @@ def test_why_torch_sees_no_accelerator(
 
 
 def test_what_torch_sees_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for there_are, version, seen in [(False, None, ("cuda", 0)), (True, None, ("cuda", 2)),
-                                     (True, "7.0", ("hip", 2))]:  # fmt: skip
-        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=there_are: answer)
-        monkeypatch.setattr(torch.version, "hip", version)
+    gpus = Gpus(2, {}, set())
+    gpus.install(monkeypatch)
+    for gpus.available, version, seen in [(False, None, ("cuda", 0)), (True, None, ("cuda", 2)),
+                                          (True, "7.0", ("hip", 2))]:  # fmt: skip
+        built_for(monkeypatch, hip=version)
         assert kinds.visible_accelerators() == seen
 
 
@@ -167,10 +170,6 @@ def test_others_need_no_look_at_accelerators(monkeypatch: pytest.MonkeyPatch) ->
     for label in ("cpu", "sim:h200"):
         assert open_device(label) is open_device(label)
         assert open_device(label).label == label
-    opened: list[object] = []
-    monkeypatch.setattr(
-        "pytest_hwqueue.parts.devices.accelerator.Accelerator", lambda *given: opened.append(given)
-    )
-    open_device.__wrapped__("cuda:3")
-    open_device.__wrapped__("hip", "hip:5")
-    assert opened == [(3, "cuda:3"), (0, "hip:5")]
+    Gpus(4, {}, set()).install(monkeypatch)
+    opened = [open_device.__wrapped__("cuda:3"), open_device.__wrapped__("hip", "hip:5")]
+    assert [(each.index, each.label) for each in opened] == [(3, "cuda:3"), (0, "hip:5")]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.parts.devices.accelerator import Accelerator, AcceleratorPool
@@ -15,7 +15,7 @@ from .gpus import Gpus
 from .marks import within_patience
 
 if TYPE_CHECKING:
-    from tests.conftest import RunInProcess
+    from tests.conftest import Sessions
 
 
 @pytest.fixture
@@ -60,17 +60,9 @@ def test_a_new_thread_begins_on_the_first_device_and_opens_on_its_own(gpus: Gpus
     assert gpus.current == 0
 
 
-def test_a_stream_on_another_device_is_an_error(
-    gpus: Gpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_on_another_device_is_an_error(gpus: Gpus) -> None:
     device = Accelerator(1, "cuda:1")
-    make = Runtime.create_stream
-
-    def elsewhere(self: Runtime, priority: int) -> int:
-        with gpus.device(0):
-            return make(self, priority)
-
-    monkeypatch.setattr(Runtime, "create_stream", elsewhere)
+    gpus.making_on = 0
     with pytest.raises(DeviceError, match=r"asked of cuda:1 lives on cuda:0: .*make one GPU vis"):
         device.open_streams(1)
     # With one GPU visible nothing is asked: no function that an older runtime may lack.
@@ -103,24 +95,22 @@ def test_hip_tells_a_streams_device_or_is_too_old(gpus: Gpus) -> None:
         runtime.stream_device(handle)
 
 
-def test_cuda_in_a_test_is_the_device_that_it_measures(
-    pytester: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    pytester.makepyfile(
+def test_cuda_in_a_test_is_the_device_that_it_measures(tmp_path: Path, sessions: Sessions) -> None:
+    (tmp_path / "test_it.py").write_text(
         """
-        import torch
-        from pytest_hwqueue.parts.devices import kinds
-        from pytest_hwqueue.parts.devices.host import HostDevice
+import torch
+from pytest_hwqueue.parts.devices import kinds
+from pytest_hwqueue.parts.devices.host import HostDevice
 
-        class Gpu(HostDevice):
-            torch_device = torch.device("cuda", 1)
+class Gpu(HostDevice):
+    torch_device = torch.device("cuda", 1)
 
-        kinds.open_device = lambda *_: Gpu()
-        def test_mine(hwq_device): pass
-        """
-    )
-    monkeypatch.setattr("pytest_hwqueue.parts.devices.kinds.open_device", None)
-    run_in_process("--hwq-device=cpu").assert_outcomes(passed=1)
+chosen = []
+torch.cuda.set_device = chosen.append
+kinds.open_device = lambda *_: Gpu()
+def test_mine(hwq_device):
     assert chosen == [torch.device("cuda", 1)]
+"""
+    )
+    result = sessions.result(tmp_path, "--hwq-device=cpu", "--hwq-isolation=none")
+    result.assert_outcomes(passed=1)

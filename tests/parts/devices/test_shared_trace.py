@@ -8,18 +8,15 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.timeline import Timeline
-from pytest_hwqueue.parts.devices import shared_trace
 from pytest_hwqueue.parts.devices.shared_trace import SharedTrace
 
 from .marks import complete
 
 
 class Recorder:
-    """Writes events as Kineto does: for each launch a range, a call, and later a kernel."""
+    """A tracer whose events are as Kineto's: for each launch a range, a call, later a kernel."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -38,6 +35,16 @@ class Recorder:
                 complete("kernel", "spin", now_ns + 50_000, 3000, stream, 1, **kernel),
             ]
 
+    def start(self) -> None:
+        """It sees all there is."""
+
+    def mark(self, pool: Any) -> None:
+        for stream in pool.streams:
+            self.launch(f"hwq.marker {stream.index}", stream.number)
+
+    def stop(self) -> tuple[dict[str, Any], None]:
+        return {"traceEvents": self.events}, None
+
 
 def pool_of(first: int) -> Any:
     """Two streams, which the runtime numbers as it likes."""
@@ -46,24 +53,6 @@ def pool_of(first: int) -> Any:
         for index in range(2)
     ]
     return SimpleNamespace(in_green_contexts=frozenset(), tags="tags", trace=None, streams=streams)
-
-
-@pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """In place of the profiler, and of the markers that tell streams apart."""
-    made = Recorder()
-
-    def mark(pool: Any) -> None:
-        for stream in pool.streams:
-            made.launch(f"hwq.marker {stream.index}", stream.number)
-
-    def stop(self: SharedTrace) -> None:
-        self._trace = {"traceEvents": made.events}
-
-    monkeypatch.setattr(shared_trace, "mark_streams", mark)
-    monkeypatch.setattr(SharedTrace, "_start", lambda self: None)
-    monkeypatch.setattr(SharedTrace, "_stop", stop)
-    return made
 
 
 def together(*jobs: Callable[[], object]) -> None:
@@ -75,8 +64,9 @@ def together(*jobs: Callable[[], object]) -> None:
         assert not thread.is_alive()
 
 
-def test_each_thread_gets_its_own_launches(recorder: Recorder) -> None:
-    shared = SharedTrace(2)
+def test_each_thread_gets_its_own_launches() -> None:
+    recorder = Recorder()
+    shared = SharedTrace(2, recorder)
     turns = threading.Barrier(2)
     found: dict[int, list[Timeline]] = {7: [], 20: []}
 
@@ -103,13 +93,12 @@ def test_each_thread_gets_its_own_launches(recorder: Recorder) -> None:
         assert timeline.elsewhere == 0
 
 
-def test_a_tracer_that_cannot_start_refuses_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
-        raise RuntimeError("no rights")
+def test_a_tracer_that_cannot_start_refuses_all() -> None:
+    class Refuses(Recorder):
+        def start(self) -> None:
+            raise RuntimeError("no rights")
 
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    monkeypatch.setattr(shared_trace, "Profiler", refuse)
-    shared = SharedTrace(2)
+    shared = SharedTrace(2, Refuses())
     reasons: list[str] = []
 
     def tenant() -> None:

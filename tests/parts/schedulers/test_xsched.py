@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.records.plan import Tenant
@@ -46,6 +45,7 @@ from pytest_hwqueue.parts.schedulers.xsched_server import (
     serve,
 )
 from pytest_hwqueue.plugin.worker.services import SchedulerServices
+from tests.torch_builds import built_for
 
 from .processes import has_ended, needs_compiler, program, wait_for
 from .xserver import XSERVER, queue
@@ -57,16 +57,12 @@ DRIVER = "/usr/lib/libcuda.so.580.65.06"
 REAL_QUEUES = SchedulerPaths().queues
 
 
-def built_for_hip(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
-    monkeypatch.setattr(torch.version, "hip", version)
-
-
 @pytest.fixture(autouse=True)
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The real driver, which without one is a file that the loader would find; no CUDA, no HIP."""
     for name in ("XSCHED_ROOT", "XSCHED_POLICY", "HWQ_XSERVER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    built_for_hip(monkeypatch, None)
+    built_for(monkeypatch)
     drivers = tmp_path / "drivers"
     drivers.mkdir()
     (drivers / "libcuda.so.1").write_text("no ELF")
@@ -81,7 +77,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture
 def hip_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A build of torch for HIP, and ROCm's runtime."""
-    built_for_hip(monkeypatch, "7.0")
+    built_for(monkeypatch, hip="7.0")
     runtime = tmp_path / "rocm" / "lib" / "libamdhip64.so.7"
     runtime.parent.mkdir(parents=True)
     runtime.touch()

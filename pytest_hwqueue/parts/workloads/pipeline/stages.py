@@ -19,7 +19,7 @@ from types import MethodType
 import torch
 
 from pytest_hwqueue.data.errors import DeviceError
-from pytest_hwqueue.parts.devices.kinds import loaded_library
+from pytest_hwqueue.parts.devices.kinds import open_library
 from pytest_hwqueue.parts.devices.protocol import Device, Stream
 from pytest_hwqueue.parts.workloads.numerics import poison
 
@@ -48,7 +48,7 @@ class HostTask:
             self._meeting = Meeting(method)
             prefix = "hip" if device.kind == "hip" else "cuda"
             stem = "libamdhip64" if device.kind == "hip" else "libcudart"
-            library = ctypes.CDLL(loaded_library(stem))
+            library = open_library(stem)
             self._call = f"{prefix}LaunchHostFunc"
             self._launch = getattr(library, self._call)
             self.run = self._enqueue
