@@ -19,7 +19,11 @@ from pytest_hwqueue.options.of_commands import (
 @with_options(only=("device", "dir"))
 @click.command()
 @out_file("json", "also write all results to FILE")
-@click.option("--quick", is_flag=True, help="take fewer samples; refuse figures that need more")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="take fewer samples, of shorter kernels on the CPU; refuse figures that need more",
+)
 def doctor(quick: bool, **given: Any) -> int:
     """Check this machine, and measure its limits.
 

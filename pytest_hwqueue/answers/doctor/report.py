@@ -53,7 +53,8 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
     if diagnosis.limits is not None:
         parts += _limits(diagnosis.limits)
     if diagnosis.quick:
-        parts.append(Paragraph("Taken with --quick: fewer samples, so wider intervals."))
+        said = "fewer samples (of shorter kernels on the CPU), so wider intervals"
+        parts.append(Paragraph(f"Taken with --quick: {said}."))
     return Document(parts)
 
 

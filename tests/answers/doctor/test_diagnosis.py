@@ -10,17 +10,14 @@ import pytest
 from rich.console import Console
 
 from pytest_hwqueue.answers import doctor
-from pytest_hwqueue.answers.doctor import Diagnosis, as_json, diagnose, limits
+from pytest_hwqueue.answers.doctor import Diagnosis, as_json, diagnose
 from pytest_hwqueue.answers.doctor.checks import Check
 from pytest_hwqueue.answers.doctor.report import diagnosis_document
 from pytest_hwqueue.data.document.terminal import print_document
 from pytest_hwqueue.data.errors import BadOption
 
 
-def test_a_whole_diagnosis_prints_and_is_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "_KERNEL_NS", 100_000)
+def test_a_whole_diagnosis_prints_and_is_json(tmp_path: Path) -> None:
     found = diagnose("cpu", tmp_path, quick=True, progress=lambda text: None)
 
     printed = StringIO()

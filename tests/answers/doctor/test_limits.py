@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.answers.doctor import limits
-from pytest_hwqueue.answers.doctor.limits import DeviceLimits, DispatchDelay, QueuesAtOnce
+from pytest_hwqueue.answers.doctor.limits import DeviceLimits, DispatchDelay, counted_at_once
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.parts.devices.host import HostDevice, HostEvent, HostPool
 from pytest_hwqueue.parts.devices.kinds import open_device
 from pytest_hwqueue.parts.devices.protocol import Device
 
@@ -23,10 +24,7 @@ def device() -> Device:
 @pytest.fixture(scope="module")
 def found(device: Device) -> DeviceLimits:
     said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        # The structure is the same with short kernels, and the test is done sooner.
-        patch.setattr(limits, "_KERNEL_NS", 100_000)
-        measured = limits.measure_limits(device, quick=True, progress=said.append)
+    measured = limits.measure_limits(device, quick=True, progress=said.append)
     assert said
     return measured
 
@@ -74,39 +72,40 @@ def test_a_device_with_so_many_queues_is_seen_as_one(queues: int, expected: floa
     one_ms = 1_000_000
     times = {n: [one_ms * -(-n // queues)] * 7 for n in (1, 2, 4, 8, 16, 32, 64)}
 
-    rows = [limits._at_once(n, times[n], times[n], times[1]) for n in times]
+    rows = [counted_at_once(n, times[n], times[n], times[1]) for n in times]
 
     assert max(row.effective for row in rows) == expected
     assert rows[0].effective.interval == (1.0, 1.0)
 
 
-def test_a_kernel_that_is_too_short_to_count_with_is_refused(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "_held_together", lambda *_: 1_000)
+def test_a_kernel_that_is_too_short_to_count_with_is_refused() -> None:
+    class Disturbed(HostDevice):
+        calibrated = False
 
-    with pytest.raises(DeviceError, match=r"meant to last 2 ms lasted 0\.001 ms"):
-        limits.queues_at_once(device, 1)
+        def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+            first, self.calibrated = not self.calibrated, True
+            return (lambda: None) if first else super().kernel_of(duration_ns, filling=filling)
+
+    with pytest.raises(DeviceError, match=r"meant to last 2000 ms lasted \d"):
+        limits.queues_at_once(Disturbed(), 1, 2_000_000_000)
 
 
 def test_without_any_queue_counted_there_is_no_most() -> None:
     assert DeviceLimits([], [], [], [], {"queues": "why"}).most_at_once is None
 
 
-def test_what_fails_keeps_its_reason_and_costs_no_other(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise DeviceError("the device went away")
+def test_what_fails_keeps_its_reason_and_costs_no_other() -> None:
+    said: list[str] = []
 
-    def quick_rows(*_: Any) -> list[QueuesAtOnce]:
-        raise RuntimeError("a runtime's own words")
+    class Failing(HostDevice):
+        def open_streams(self, count: int, *given: Any, **more: Any) -> HostPool:
+            if said[-1].startswith("counting queues"):
+                raise RuntimeError("a runtime's own words")
+            if said[-1].startswith(("timing: launch and sync", "timing dispatch")):
+                raise DeviceError("the device went away")
+            return super().open_streams(count, *given, **more)
 
-    monkeypatch.setitem(limits._FLOORS, "launch and synchronise", (broken, 1))
-    monkeypatch.setattr(limits, "queues_at_once", quick_rows)
-    monkeypatch.setattr(limits, "probe_queue_switch", broken)
-
-    found = limits.measure_limits(device, quick=True, progress=lambda text: None)
+    found = limits.measure_limits(Failing(), quick=True, progress=said.append)
 
     by_name = {limit.name: limit.figure for limit in found.launching}
     assert by_name["launch and synchronise"].refused == "the device went away"
@@ -117,22 +116,18 @@ def test_what_fails_keeps_its_reason_and_costs_no_other(
     assert found.dispatch[0] == DispatchDelay(2, gone, gone, gone)
 
 
-def test_launches_that_block_are_refused_instead_of_tried_forever(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def short_kernel(_: int) -> Callable[[], None]:
-        return lambda: None
+def test_launches_that_block_are_refused_instead_of_tried_forever() -> None:
+    class Done(HostEvent):
+        def query(self) -> bool:
+            self.synchronize()
+            return True
 
-    monkeypatch.setattr(device, "kernel_of", short_kernel)
-    with device.open_streams(2) as pool:
-        *_, gate = pool.streams
-        record = gate.record
+    class Blocking(HostDevice):
+        def new_event(self) -> HostEvent:
+            return Done()
 
-        def recorded(event: Any = None) -> Any:
-            made = record(event)
-            made.synchronize()
-            return made
+        def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+            return lambda: None
 
-        monkeypatch.setattr(gate, "record", recorded)
-        with pytest.raises(DeviceError, match=r"could not be enqueued .* launches wait"):
-            limits._held_together(device, pool, 1, lambda: None, False)
+    with pytest.raises(DeviceError, match=r"could not be enqueued .* launches wait"):
+        limits.queues_at_once(Blocking(), 1)

@@ -252,6 +252,19 @@ class CountedFlush(BufferFlush):
         super().__call__()
 
 
+class Pooling(HostDevice):
+    """The CPU with a kind of pool of its own."""
+
+    def __init__(self, kind: type[HostPool]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def open_streams(
+        self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
+    ) -> HostPool:
+        return self._kind(count, priorities or [0] * count, gradients)
+
+
 class ColdHost(HostDevice):
     """The CPU as if its cache could be emptied."""
 
@@ -293,9 +306,12 @@ def test_a_cold_cell_has_its_cache_emptied_and_says_so() -> None:
     ]
 
 
-def test_the_flush_is_in_no_memory_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, request = ColdHost(), registered("hetero_kernels")
-    monkeypatch.setattr(device, "memory_bytes", lambda: {"allocated": 100 << 20})
+def test_the_flush_is_in_no_memory_figure() -> None:
+    class Allocating(ColdHost):
+        def memory_bytes(self) -> dict[str, int]:
+            return {"allocated": 100 << 20}
+
+    device, request = Allocating(), registered("hetero_kernels")
     sizes = [run(device, each)[0].metrics.memory_bytes["allocated"]
              for each in (cold(request), request)]  # fmt: skip
     assert sizes == [94 << 20, 100 << 20]
@@ -327,34 +343,30 @@ def test_record_of_a_cell_that_is_not_synchronised(device: HostDevice, sync_mode
     assert (metrics.ratios, "ratios" in metrics.refused) == ({}, True)
 
 
-def test_cell_says_that_a_profiler_has_made_launching_slower(
-    device: HostDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cell_says_that_a_profiler_has_made_launching_slower() -> None:
+    device = HostDevice()
     record, _ = run(device, registered("hetero_kernels"))
     assert PROFILED not in record.notes
-    monkeypatch.setattr(device, "profiled", True)
+    device.profiled = True
     record, _ = run(device, registered("hetero_kernels"))
     assert PROFILED in record.notes
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_kernels_that_ran_on_other_streams_than_ours(
-    device: HostDevice, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
-) -> None:
+def test_kernels_that_ran_on_other_streams_than_ours(elsewhere: bool) -> None:
     """As where a user's function launches on the default stream; the host device has none."""
-    held = HostPool.held_timeline
 
-    def seen(pool: HostPool, enqueue: Callable[[], None]) -> Timeline:
-        found = held(pool, enqueue)
-        return replace(found, elsewhere=len(found.kernels) if elsewhere else 1)
-
-    monkeypatch.setattr(HostPool, "held_timeline", seen)
+    class Elsewhere(HostPool):
+        def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
+            found = super().held_timeline(enqueue)
+            return replace(found, elsewhere=len(found.kernels) if elsewhere else 1)
 
     def enqueue(streams: Sequence[Stream]) -> None:
         for stream in streams:
             stream.launch(torch.ones, 4)
 
-    record, _ = run(device, request_for(FunctionWorkload(enqueue, {"sums": 2}, ()), 2))
+    workload = FunctionWorkload(enqueue, {"sums": 2}, ())
+    record, _ = run(Pooling(Elsewhere), request_for(workload, 2))
     if elsewhere:
         assert record.status == "invalid"
         assert record.reason.startswith("all 40 kernels ran on streams that are not ours")
@@ -364,13 +376,13 @@ def test_kernels_that_ran_on_other_streams_than_ours(
 
 @pytest.mark.parametrize("countable", [True, False])
 def test_work_that_cannot_all_be_held_is_traced_with_less_and_counted_whole(
-    device: HostDevice, monkeypatch: pytest.MonkeyPatch, countable: bool
+    countable: bool,
 ) -> None:
-    def refuse(pool: HostPool, enqueue: Callable[[], None]) -> Timeline:
-        raise DeviceError("no kernels are seen here")
+    class Unseen(HostPool):
+        def timeline(self, enqueue: Callable[[], None]) -> Timeline:
+            raise DeviceError("no kernels are seen here")
 
-    if not countable:
-        monkeypatch.setattr(HostPool, "timeline", refuse)
+    device = HostDevice() if countable else Pooling(Unseen)
     record, _ = run(device, registered("tiny_kernel_stress", rounds=500))
     assert "timeline taken with rounds=100, so that all work could be held" in record.notes
     assert record.work_per_iteration == {"kernels": 4000.0}
@@ -388,11 +400,20 @@ def test_work_that_cannot_all_be_held_is_traced_with_less_and_counted_whole(
 @pytest.mark.parametrize("on_stream", [False, True], ids=["enqueueing", "launched"])
 @pytest.mark.parametrize("stage", ["set-up", "warm-up", "check", "measure"])
 def test_failure_is_a_record_with_its_stage_and_cause_and_the_next_is_measured(
-    device: HostDevice, monkeypatch: pytest.MonkeyPatch, stage: str, on_stream: bool
+    stage: str, on_stream: bool
 ) -> None:
     closed: list[HostReader] = []
-    # A method, which a bound `append` would not become.
-    monkeypatch.setattr(HostReader, "close", lambda reader: closed.append(reader))  # noqa: PLW0108
+
+    class Reader(HostReader):
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    class Read(HostDevice):
+        def open_telemetry(self) -> HostReader:
+            return Reader()
+
+    device = Read()
     record, failure = run(device, request_for(Failing(stage, on_stream)))
     assert failure == Failure(f"ValueError: fails in {stage}", retire_process=False)
     assert (record.status, record.stage, record.reason) == ("failed", stage, failure.reason)

@@ -25,10 +25,11 @@ import pytest
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from pytest_hwqueue.data.records.kinds import Capabilities
+from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
+from pytest_hwqueue.engine.cell.attempt import RunDraft
 from pytest_hwqueue.engine.tenants import server_processes
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.open_loop import invalid_reason, overloaded_reason
@@ -219,14 +220,15 @@ def test_under_a_preloaded_scheduler_every_process_has_its_library(
     assert f"tenant high (process {worker}) does not have {library} mapped" in refused.reason
 
 
-def test_only_processes_that_have_the_driver_mapped_work_on_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = Capabilities(driver_library="libhwqnone.so")
-    monkeypatch.setattr(server_processes, "capabilities_of", lambda kind: driver)
-    record = run(tmp_path, misbehaving("well"))
-    assert (record.status, record.proof) == ("failed", None)
-    assert "none of its 1 processes has libhwqnone.so mapped" in record.reason
+def test_only_processes_that_have_the_driver_mapped_work_on_the_device(tmp_path: Path) -> None:
+    tenant = Tenant("high", server=misbehaving("well"))
+    plan = Colocation("served", (tenant,), device="cuda", folder=str(tmp_path))
+    servers = server_processes.ServerProcesses(plan, Watched(), RunDraft("start"))
+    said = "none of its 1 processes has libcuda.so mapped, so that none works on cuda"
+    with servers.running(tmp_path):
+        wait_for(lambda: "begins" in (tmp_path / "server-high.log").read_text(), "its start")
+        with pytest.raises(NotProven, match=said):
+            servers.workers()
 
 
 def test_a_process_that_may_not_be_looked_at_proves_nothing(
@@ -301,19 +303,17 @@ def test_a_log_that_cannot_be_rewritten_is_named(
 
 
 @pytest.mark.parametrize("secret", ["hidden", ""])
-def test_while_a_log_may_hold_secrets_no_other_user_gets_at_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
-) -> None:
+def test_while_a_log_may_hold_secrets_no_other_user_gets_at_it(tmp_path: Path, secret: str) -> None:
     modes = []
     (tmp_path / "plain").mkdir()
     plain = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
-    def look(server: server_processes.ServerProcesses) -> None:
+    def look(stage: str, done: int, planned: int) -> None:
         (log,) = tmp_path.rglob("server-high.log")
         modes.append(stat.S_IMODE(log.parent.stat().st_mode))
 
-    monkeypatch.setattr(server_processes.ServerProcesses, "check", look)
-    run(tmp_path, misbehaving("well", headers={"X-Mine": secret}), duration_s=0.2)
+    server = misbehaving("well", headers={"X-Mine": secret})
+    run(tmp_path, server, duration_s=0.2, progress=look)
     assert set(modes) == {0o700 if secret else plain}
     (log,) = tmp_path.rglob("server-high.log")
     assert stat.S_IMODE(log.parent.stat().st_mode) == plain
