@@ -38,7 +38,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         self.group = group
         self.built_in = dict(built_in)
         self._adopt = adopt
-        self._adopted: dict[str, Thing] = {}
+        self._adopted: dict[EntryPoint, Thing] = {}
 
     @cached_property
     def added(self) -> dict[str, EntryPoint]:
@@ -62,10 +62,10 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         """Return an extension by name; KeyError if there is none, BadInput if unusable."""
         if name in self.built_in:
             return self.built_in[name]
-        if name not in self._adopted:
-            point = self.added[name]
-            self._adopted[name] = self._adopt(point, load(point))
-        return self._adopted[name]
+        point = self.added[name]
+        if point not in self._adopted:
+            self._adopted[point] = self._adopt(point, load(point))
+        return self._adopted[point]
 
     def __contains__(self, name: object) -> bool:
         return name in self.built_in or name in self.added

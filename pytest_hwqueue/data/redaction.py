@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -285,13 +286,12 @@ def without_begun(text: str, known: Collection[str]) -> str:
 _BLOCK_BYTES = 1 << 20
 
 
-def remove_known(file: Path, known: Collection[str], block_bytes: int = _BLOCK_BYTES) -> None:
+def remove_known(file: Path, known: Collection[str]) -> None:
     """Remove known values from a file that nobody writes to any more.
 
     Args:
-        file: rewritten, ``block_bytes`` at a time.
+        file: rewritten.
         known: the values, none of them empty.
-        block_bytes: of the file, in memory at once.
 
     Raises:
         OSError: if it cannot be read or written; it then is as it was.
@@ -299,28 +299,32 @@ def remove_known(file: Path, known: Collection[str], block_bytes: int = _BLOCK_B
     """
     if not known:
         return
-    pattern = re.compile(_bytes(_pattern(frozenset(known)).pattern))
-    # A block may end in the middle of one.
-    most = max(_LONGEST_CODE * len(_bytes(value)) for value in known) - 1
     temporary = file.with_name(f".{file.name}.{os.urandom(8).hex()}.tmp")
     try:
         with open(file, "rb") as source, open_output(temporary) as target:
-            rest, block = b"", b"more"
-            while block:
-                block = source.read(block_bytes)
-                content = rest + block
-                settled, end = len(content) - most if block else len(content), 0
-                for match in pattern.finditer(content):
-                    if match.start() >= settled:
-                        break
-                    target.write(content[end : match.start()] + REDACTED.encode())
-                    end = match.end()
-                settled = max(end, settled)
-                target.write(content[end:settled])
-                rest = content[settled:]
+            for part in blocks_without(iter(lambda: source.read(_BLOCK_BYTES), b""), known):
+                target.write(part)
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def blocks_without(blocks: Iterable[bytes], known: Collection[str]) -> Iterator[bytes]:
+    """Yield a text without known values, none of them empty; a block may end amidst one."""
+    pattern = re.compile(_bytes(_pattern(frozenset(known)).pattern))
+    most = max(_LONGEST_CODE * len(_bytes(value)) for value in known) - 1
+    rest = b""
+    for block in chain(blocks, [b""]):
+        content = rest + block
+        settled, end = len(content) - most if block else len(content), 0
+        for match in pattern.finditer(content):
+            if match.start() >= settled:
+                break
+            yield content[end : match.start()] + REDACTED.encode()
+            end = match.end()
+        settled = max(end, settled)
+        yield content[end:settled]
+        rest = content[settled:]
 
 
 @lru_cache

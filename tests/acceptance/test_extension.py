@@ -87,7 +87,6 @@ def installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def _search_again() -> None:
     for registry in (WORKLOADS, KINDS):
-        registry._adopted.clear()
         registry.__dict__.pop("added", None)
 
 

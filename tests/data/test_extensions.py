@@ -51,11 +51,9 @@ def anew(registry: Registry[Any]) -> Registry[Any]:
     return Registry(registry.group, registry.built_in, registry._adopt)
 
 
-def test_what_is_built_in_is_found_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def search(**_: str) -> None:
-        pytest.fail("installed packages were searched")
-
-    monkeypatch.setattr(extensions, "entry_points", search)
+def test_what_is_built_in_is_found_without_a_search(install: Install) -> None:
+    # A search would refuse it.
+    install("added_none", _GROUP, "ours = added_none:it")
     found = things()
     assert found["ours"] == "our own"
     assert "ours" in found
@@ -189,7 +187,6 @@ def test_a_device_can_do_what_its_class_says(
         "device_one", KINDS.group, "mine = device_one:Mine\nworse = device_one:Unknown", _DEVICE
     )
     monkeypatch.setitem(vars(KINDS), "added", anew(KINDS).added)
-    monkeypatch.setattr(KINDS, "_adopted", {})
     assert can_name_devices("mine")
     assert can_name_devices("mine:with=this")
     assert not can_name_devices("yours")
@@ -222,7 +219,6 @@ def test_a_noise_opens_by_its_name(
 ) -> None:
     install("noise_one", NOISES.group, "hum = noise_one:hum\nloud = noise_one:loud", _NOISE)
     monkeypatch.setitem(vars(NOISES), "added", anew(NOISES).added)
-    monkeypatch.setattr(NOISES, "_adopted", {})
     assert NOISES["hum"].help == "Hums."
     assert open_noise("hum", NoisePlaces(tmp_path)).name == "hum"
     with pytest.raises(BadInput, match="names 11, which is no function"):

@@ -19,7 +19,7 @@ import math
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Table = Mapping[str, NDArray[np.int64]]
-
-MOST_BYTES = 1 << 30
-"""Of a file when it is unpacked; a small hostile file must not fill the memory."""
 
 _MOST_MEMORY = 1 << 27
 _MOST_ROWS = 1 << 25
@@ -53,9 +50,14 @@ class _Head(PlainData):
     columns: list[_Column]
 
 
-def pack(
-    about: Mapping[str, Any], tables: Mapping[str, Table], most_bytes: int = MOST_BYTES
-) -> bytes:
+class PackedLimits(NamedTuple):
+    """The most bytes of a file, packed and not; a small hostile file must not fill the memory."""
+
+    packed: int
+    unpacked: int
+
+
+def pack(about: Mapping[str, Any], tables: Mapping[str, Table], limits: PackedLimits) -> bytes:
     """Return tables and what describes them as bytes; see `unpack`.
 
     Raises:
@@ -70,13 +72,18 @@ def pack(
             parts.append(data)
     head = _Head(about=dict(about), columns=columns).model_dump(mode="json")
     data = b"".join([json.dumps(head, separators=(",", ":")).encode(), b"\n", *parts])
-    if len(data) > most_bytes or any(column.rows > _MOST_ROWS for column in columns):
-        raise RecordError(f"{len(data)} bytes are too many to be stored; {most_bytes} are the most")
-    return lzma.compress(data, check=lzma.CHECK_SHA256)
+    if len(data) > limits.unpacked or any(column.rows > _MOST_ROWS for column in columns):
+        raise RecordError(
+            f"{len(data)} bytes are too many to be stored; {limits.unpacked} are the most"
+        )
+    packed = lzma.compress(data, check=lzma.CHECK_SHA256)
+    if len(packed) > limits.packed:
+        raise RecordError(f"{len(packed)} bytes; {limits.packed} are the most")
+    return packed
 
 
 def unpack(
-    data: bytes, most_bytes: int = MOST_BYTES
+    data: bytes, limits: PackedLimits
 ) -> tuple[dict[str, Any], dict[str, dict[str, NDArray[np.int64]]]]:
     """Return what describes the tables, and their columns by table and name, shape (rows,).
 
@@ -86,9 +93,9 @@ def unpack(
     """
     with translated(RecordError, "it cannot be unpacked", lzma.LZMAError):
         unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
-        plain = unpacking.decompress(data, most_bytes + 1)
-    if len(plain) > most_bytes:
-        raise RecordError(f"it holds more than {most_bytes} bytes")
+        plain = unpacking.decompress(data, limits.unpacked + 1)
+    if len(plain) > limits.unpacked:
+        raise RecordError(f"it holds more than {limits.unpacked} bytes")
     if not unpacking.eof or unpacking.unused_data:
         raise RecordError("it is cut off, or something follows it")
     first, _, body = plain.partition(b"\n")

@@ -21,7 +21,7 @@ from pytest_hwqueue.data.metrics.attribution import DeviceWork
 from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.data.records.files import unused
-from pytest_hwqueue.data.records.samples import pack, unpack
+from pytest_hwqueue.data.records.samples import PackedLimits, pack, unpack
 from pytest_hwqueue.data.safe_files import write_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.data.records.samples import Table
 
 SUFFIX = ".timelines.xz"
-MOST_FILE_BYTES = 1 << 28
+LIMITS = PackedLimits(packed=1 << 28, unpacked=1 << 30)
 MOST_STREAMS = 1 << 16
 SCHEMA: Literal["pytest-hwqueue/timelines/1"] = "pytest-hwqueue/timelines/1"
 _NAME = re.compile(r"[A-Za-z0-9._-]+\.timelines\.xz", re.ASCII)
@@ -145,16 +145,13 @@ class Kept:
             return [DeviceWork(*values) for values in zip(*columns, strict=False)]
 
 
-def write_kept(
-    folder: Path, stem: str, kept: Kept, most_bytes: int = MOST_FILE_BYTES
-) -> TimelineFile:
+def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
     """Write what a record's figures are computed from into the record's folder.
 
     Args:
         folder: the record's.
         stem: of the file's name; if there is such a file, a number follows.
         kept: what to write.
-        most_bytes: of the file.
 
     Raises:
         RecordError: if it cannot be written, or is more than would be read again.
@@ -162,22 +159,20 @@ def write_kept(
     """
     path = unused(lambda number: folder / f"{stem}{number}{SUFFIX}", "-")
     with within(f"cannot write {path}"):
-        data = pack({"schema": SCHEMA, "kernels": kept.kernels, "parts": kept.about}, kept.tables)
-    if len(data) > most_bytes:
-        raise RecordError(f"cannot write {path}: {len(data)} bytes; {most_bytes} are the most")
+        about = {"schema": SCHEMA, "kernels": kept.kernels, "parts": kept.about}
+        data = pack(about, kept.tables, LIMITS)
     write_bytes(path, data)
     return TimelineFile(
         file=path.name, sha256=sha256(data).hexdigest(), size_bytes=len(data), kernels=kept.kernels
     )
 
 
-def read_kept(folder: Path, reference: TimelineFile, most_bytes: int = MOST_FILE_BYTES) -> Kept:
+def read_kept(folder: Path, reference: TimelineFile) -> Kept:
     """Read what a record's figures are computed from.
 
     Args:
         folder: the record's.
         reference: the record's own.
-        most_bytes: of the file; no more are read.
 
     Raises:
         RecordError: naming the file that is missing, damaged, or not the one that was written.
@@ -187,13 +182,13 @@ def read_kept(folder: Path, reference: TimelineFile, most_bytes: int = MOST_FILE
         raise RecordError(f"{reference.file!r} in {folder} is not the name of a timeline file")
     path = folder / reference.file
     with files("read", path, remedy=_REPAIR), open(path, "rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise RecordError(f"{path} is larger than {most_bytes} bytes, which none is")
+        data = file.read(LIMITS.packed + 1)
+    if len(data) > LIMITS.packed:
+        raise RecordError(f"{path} is larger than {LIMITS.packed} bytes, which none is")
     if sha256(data).hexdigest() != reference.sha256:
         raise RecordError(f"{path} is not the file that was written with its record; {_REPAIR}")
     try:
-        about, tables = unpack(data)
+        about, tables = unpack(data, LIMITS)
         if about.get("schema") != SCHEMA:
             raise RecordError(f"its schema is {about.get('schema')!r}, not {SCHEMA}")
         return Kept(dict(about["parts"]), dict(tables), int(about["kernels"]))

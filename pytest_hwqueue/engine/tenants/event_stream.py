@@ -47,9 +47,8 @@ class EventTooLong(Exception):
 class EventStream:
     """Cuts bytes into events."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        """Take the greatest number of bytes of an event."""
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
+        """Begin with the first byte."""
         # Of a line whose end has not come, and of an event.
         self._begun: list[bytes] = []
         self._data: list[bytes] = []
@@ -91,8 +90,8 @@ class EventStream:
 
     def _hold(self, chunk: bytes) -> None:
         self._held_bytes += len(chunk)
-        if self._held_bytes > self._most_bytes:
-            raise EventTooLong(f"an event has more than {self._most_bytes:,} bytes")
+        if self._held_bytes > MOST_BYTES:
+            raise EventTooLong(f"an event has more than {MOST_BYTES:,} bytes")
 
     def _event_at(self, line: bytes, now_ns: int) -> ServerSentEvent | None:
         """Take a line; return the event that it ends, or is."""

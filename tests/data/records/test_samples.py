@@ -18,8 +18,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pytest_hwqueue.data.errors import RecordError
-from pytest_hwqueue.data.records.samples import GRID, decode_samples, encode_samples, pack, unpack
+from pytest_hwqueue.data.records.samples import (
+    GRID,
+    PackedLimits,
+    decode_samples,
+    encode_samples,
+    pack,
+    unpack,
+)
 
+LIMITS = PackedLimits(packed=1_000_000, unpacked=1_000_000)
+
+LIMITS = PackedLimits(packed=1_000_000, unpacked=1_000_000)
 LATENCIES = st.one_of(
     st.integers(0, 2**63 - 1), st.integers(0, 2000), st.integers(10**6, 10**8), st.just(0)
 )
@@ -55,7 +65,7 @@ def test_they_take_few_bytes() -> None:
     assert len(encode_samples(latency_ns)) < 2300
     times = 10**15 + np.cumsum(generator.integers(40_000, 60_000, 20_000))
     # 20,000 equally likely steps are 14.3 bits each.
-    assert len(pack({}, {"t": {"start": times}})) < 2.1 * 20_000
+    assert len(pack({}, {"t": {"start": times}}, LIMITS)) < 2.1 * 20_000
 
 
 @pytest.mark.parametrize(
@@ -118,14 +128,14 @@ ABOUT = st.dictionaries(st.text(max_size=5), st.one_of(st.none(), st.integers(),
 @settings(max_examples=25)
 @given(ABOUT, TABLES)
 def test_columns_come_back_as_they_were(about: dict[str, Any], tables: Any) -> None:
-    again, found = unpack(pack(about, tables))
+    again, found = unpack(pack(about, tables, LIMITS), LIMITS)
     assert again == about
     # A table without columns holds nothing.
     np.testing.assert_equal(found, {name: table for name, table in tables.items() if table})
     assert all(each.dtype == np.int64 for table in found.values() for each in table.values())
 
 
-DATA = pack({"a": 1}, {"t": {"x": np.arange(1000) ** 2}})
+DATA = pack({"a": 1}, {"t": {"x": np.arange(1000) ** 2}}, LIMITS)
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
@@ -133,7 +143,7 @@ def test_a_changed_byte_is_found(at: int, by: int) -> None:
     damaged = bytearray(DATA)
     damaged[at] ^= by
     with pytest.raises(RecordError):
-        unpack(bytes(damaged))
+        unpack(bytes(damaged), LIMITS)
 
 
 def one_column(rows: int, width: int) -> bytes:
@@ -163,12 +173,14 @@ def one_column(rows: int, width: int) -> bytes:
 )
 def test_what_is_no_file_of_columns_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(RecordError, match=reason):
-        unpack(data)
+        unpack(data, LIMITS)
 
 
 def test_what_unpacks_to_too_much_is_refused() -> None:
     with pytest.raises(RecordError, match="more than 1000000 bytes"):
-        unpack(lzma.compress(b"\0" * 3_000_000), 1_000_000)
+        unpack(lzma.compress(b"\0" * 3_000_000), LIMITS)
     values = np.random.default_rng(0).integers(0, 2**60, 1_000_000)
     with pytest.raises(RecordError, match="too many to be stored"):
-        pack({}, {"t": {"x": values}}, 1_000_000)
+        pack({}, {"t": {"x": values}}, LIMITS)
+    with pytest.raises(RecordError, match="900 are the most"):
+        pack({}, {"t": {"x": values[:1000]}}, LIMITS._replace(packed=900))

@@ -19,6 +19,7 @@ from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.data.records import timelines
 from pytest_hwqueue.data.records.samples import pack, unpack
 from pytest_hwqueue.data.records.timelines import (
+    LIMITS,
     Kept,
     TimelineFile,
     copy_kept,
@@ -62,7 +63,7 @@ def test_timelines_and_traced_passes_come_back_as_they_were(
     kept.add("other", Timeline((), 1, None))
     kept.add_work("pass", work)
     assert kept.kernels == len(found) + len(work)
-    about, tables = unpack(pack(kept.about, kept.tables))
+    about, tables = unpack(pack(kept.about, kept.tables, LIMITS), LIMITS)
     again = Kept(about, dict(tables), kept.kernels)
     assert again.timeline("pass") == timeline
     assert again.timeline("other") == Timeline((), 1, None)
@@ -117,8 +118,7 @@ def test_files_of_one_name_do_not_replace_each_other(tmp_path: Path) -> None:
     ("content", "refusal"),
     [
         (None, r"cannot read {path}/cell\.timelines\.xz"),
-        (pack({}, {}), r"cell\.timelines\.xz is not the file that was written"),
-        (b" " * 1000, r"cell\.timelines\.xz is larger than 900 bytes"),
+        (pack({}, {}, LIMITS), r"cell\.timelines\.xz is not the file that was written"),
     ],
 )
 def test_another_file_is_refused_by_name(
@@ -128,13 +128,18 @@ def test_another_file_is_refused_by_name(
     path = tmp_path / reference.file
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(RecordError, match=refusal.format(path=tmp_path)):
-        read_kept(tmp_path, reference, most_bytes=900)
+        read_kept(tmp_path, reference)
     for name in ("../cell.timelines.xz", "/etc/passwd", "a/b.timelines.xz", ""):
         with pytest.raises(RecordError, match="not the name of a timeline file"):
             read_kept(tmp_path / "sub", reference.model_copy(update={"file": name}))
-    with pytest.raises(RecordError, match="100 are the most"):
-        write_kept(tmp_path, "large", one_timeline(), most_bytes=100)
-    assert not (tmp_path / "large.timelines.xz").exists()
+
+
+def test_of_too_large_a_file_no_more_is_read(tmp_path: Path) -> None:
+    reference = write_kept(tmp_path, "cell", one_timeline())
+    with open(tmp_path / reference.file, "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RecordError, match=r"timelines\.xz is larger than 268435456 bytes, which n"):
+        read_kept(tmp_path, reference)
 
 
 OTHER = {"schema": "other", "parts": {}, "kernels": 0}
@@ -142,7 +147,7 @@ OTHER = {"schema": "other", "parts": {}, "kernels": 0}
 
 @pytest.mark.parametrize("about", [{}, OTHER, {"schema": timelines.SCHEMA}])
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, about: dict[str, Any]) -> None:
-    data = pack(about, {})
+    data = pack(about, {}, LIMITS)
     (tmp_path / "cell.timelines.xz").write_bytes(data)
     digest = sha256(data).hexdigest()
     reference = TimelineFile(file="cell.timelines.xz", sha256=digest, size_bytes=1, kernels=0)

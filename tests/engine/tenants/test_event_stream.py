@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.engine.tenants.event_stream import (
+    MOST_BYTES,
     STRAY,
     EventStream,
     EventTooLong,
@@ -96,18 +97,18 @@ def test_a_body_or_a_sentence_among_the_events_is_given_in_its_place(
 
 
 def test_what_is_held_of_one_event_has_a_limit_and_of_many_none() -> None:
-    reader = EventStream(most_bytes=100)
-    for _ in range(100):
-        assert len(reader.feed(b"data: " + b"x" * 50 + b"\n\n", 0)) == 1
-    for _ in range(100):
+    reader, part = EventStream(), MOST_BYTES // 2
+    for _ in range(3):
+        assert len(reader.feed(b"data: " + b"x" * part + b"\n\n", 0)) == 1
+    for _ in range(2):
+        reader.feed(b"x" * part, 0)
+    with pytest.raises(EventTooLong, match="more than 16,777,216 bytes"):
         reader.feed(b"x", 0)
-    with pytest.raises(EventTooLong, match="more than 100 bytes"):
-        reader.feed(b"x", 0)
-    many = EventStream(most_bytes=100)
+    many = EventStream()
     for _ in range(7):
-        many.feed(b"data: 1234567\n", 0)
+        many.feed(b"data: " + b"x" * (MOST_BYTES // 8) + b"\n", 0)
     with pytest.raises(EventTooLong):
-        many.feed(b"data: 1234567\n", 0)
+        many.feed(b"data: " + b"x" * (MOST_BYTES // 8) + b"\n", 0)
 
 
 def test_one_chunk_may_have_many_events() -> None:

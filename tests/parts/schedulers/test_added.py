@@ -7,13 +7,11 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.data import extensions
 from pytest_hwqueue.data.errors import BadInput, NotProven
 from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.parts.schedulers.declaration import BUILT_IN, SCHEDULERS, SimulatedSharing
@@ -37,16 +35,18 @@ _FILE, _ENTRY_POINTS = re.findall(
 )
 
 
-def add(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    """Let entry points of these names give these values."""
-    points = [EntryPoint(name, value, SCHEDULERS.group) for name, value in values.items()]
-    monkeypatch.setattr(extensions, "entry_points", lambda group: points)
-    _forget()
+def add(package: Path, **values: str) -> None:
+    """Let the package have entry points of these names and values, and no others."""
+    folder = package / "my_package-1.0.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    points = (f"{name} = {value}\n" for name, value in values.items())
+    (folder / "entry_points.txt").write_text(f"[{SCHEDULERS.group}]\n{''.join(points)}")
+    _search_again()
 
 
-def _forget() -> None:
-    SCHEDULERS._adopted.clear()
-    SCHEDULERS.__dict__.pop("added", None)
+def _search_again() -> None:
+    vars(SCHEDULERS).pop("added", None)
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +56,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "my_package" / "__init__.py").touch()
     (tmp_path / "my_package" / "fair.py").write_text(_FILE)
     monkeypatch.syspath_prepend(tmp_path)
-    add(monkeypatch, **dict(re.findall(r'^(\w+) = "(.*)"$', _ENTRY_POINTS, re.MULTILINE)))
+    add(tmp_path, **dict(re.findall(r'^(\w+) = "(.*)"$', _ENTRY_POINTS, re.MULTILINE)))
     yield tmp_path
-    _forget()
+    _search_again()
     for name in ("my_package", "my_package.fair"):
         sys.modules.pop(name, None)
 
@@ -101,9 +101,9 @@ def test_it_is_read_refused_and_opened_by_its_declaration() -> None:
     ],
 )
 def test_an_entry_point_that_declares_no_mode_of_its_name_is_named(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+    package: Path, name: str, value: str, said: str
 ) -> None:
-    add(monkeypatch, **{name: value})
+    add(package, **{name: value})
     with pytest.raises(BadInput, match=f"entry point {name} = {value} of .*{re.escape(said)}"):
         parse_scheduler(name)
     assert parse_scheduler("native").declaration in BUILT_IN
@@ -113,12 +113,6 @@ def test_an_entry_point_that_declares_no_mode_of_its_name_is_named(
 def test_an_installed_package_adds_it_to_sessions(
     package: Path, library: Path, sessions: Sessions
 ) -> None:
-    metadata = package / "my_package-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[pytest_hwqueue.schedulers]\nfair = my_package.fair:FAIR\n"
-    )
     shutil.copy(library, package / "libfair.so")
     (package / "test_mine.py").write_text(
         "import os\n"
