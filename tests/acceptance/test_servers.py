@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,8 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.engine.tenants.servers import MISSING_AIOHTTP
-from pytest_hwqueue.plugin import checks
 
 from .test_scenarios import HOST, Run, _own_leases, run
 
@@ -117,7 +116,7 @@ def test_what_cannot_be_measured_is_skipped_with_the_reason(
         session = run(file, *arguments)
         assert session.status == pytest.ExitCode.USAGE_ERROR
         assert reason in session.output
-    monkeypatch.setattr(checks, "missing_client", lambda: MISSING_AIOHTTP)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
     session = run(file, *HOST)
     assert session.status == pytest.ExitCode.USAGE_ERROR
     assert "pip install 'pytest-hwqueue[server]'" in session.output

@@ -17,7 +17,7 @@ import platform
 import re
 import struct
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -263,14 +263,17 @@ class Tracepoint:
         return content.split(b"\0")[0].decode(errors="replace")
 
 
-def read_tracepoints() -> dict[str, Tracepoint]:
+def read_tracepoints(places: Sequence[Path] = PLACES) -> dict[str, Tracepoint]:
     """Return the tracepoints of switches, wake-ups and interrupts that this kernel has, by name.
+
+    Args:
+        places: where tracefs may be mounted.
 
     Raises:
         OSError: where tracefs is not mounted, or may not be read.
 
     """
-    for place in PLACES:
+    for place in places:
         events = place / "events"
         if (events / SCHED_SWITCH / "format").is_file():
             return {
@@ -280,7 +283,7 @@ def read_tracepoints() -> dict[str, Tracepoint]:
                 if not (name := f"{folder.parent.name}/{folder.name}").startswith(_NOT_SAMPLED)
             }
     raise OSError(
-        errno.ENOENT, f"tracefs is not mounted: `mount -t tracefs none {PLACES[0]}` as root"
+        errno.ENOENT, f"tracefs is not mounted: `mount -t tracefs none {places[0]}` as root"
     )
 
 

@@ -28,13 +28,7 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
     What cannot be traced here is refused, without affecting the measurement.
     """
     request, draft = cell.request, cell.draft
-    beside = not request.passes.only_traced and plan.folder is None
-    if beside and not cell.device.capabilities.virtual_time:
-        measured = draft.samples
-        took_ns = sum(measured.host_ns or measured.pace_ns) if measured else 0
-        plan = replace(plan, limit_ns=max(_LEAST_LIMIT_NS, took_ns))
-    if request.workload.gradients and not cell.device.capabilities.host:
-        plan = replace(plan, all_threads=True)
+    plan = plan_for(cell, plan)
     cell.stage("causes", 0, plan.requests)
     try:
         with cell.telemetry() as log:
@@ -56,6 +50,18 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
         )
     except (DeviceError, OSError) as error:
         draft.metrics = draft.metrics.without("causes", str(error))
+
+
+def plan_for(cell: OpenCell, plan: TracePlan) -> TracePlan:
+    """Return a plan as a cell allows it: beside a measured pass the traced one is no longer."""
+    request, measured = cell.request, cell.draft.samples
+    beside = not request.passes.only_traced and plan.folder is None
+    if beside and not cell.device.capabilities.virtual_time:
+        took_ns = sum(measured.host_ns or measured.pace_ns) if measured else 0
+        plan = replace(plan, limit_ns=max(_LEAST_LIMIT_NS, took_ns))
+    if request.workload.gradients and not cell.device.capabilities.host:
+        plan = replace(plan, all_threads=True)
+    return plan
 
 
 def causes_of_pass(

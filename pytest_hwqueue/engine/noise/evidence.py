@@ -36,16 +36,16 @@ class MachineReading(NamedTuple):
     missing: dict[str, str]
 
 
-def read_machine() -> MachineReading:
+def read_machine(proc: Path = Path("/proc")) -> MachineReading:
     """Read pressure, interrupts and stolen time; ``missing`` holds the reasons for gaps."""
     missing: dict[str, str] = {}
     pressure_s = {}
     for resource in _PRESSURES:
-        text = _read(Path("/proc/pressure") / resource, f"pressure.{resource}", missing)
+        text = _read(proc / "pressure" / resource, f"pressure.{resource}", missing)
         if text:
             pressure_s[resource] = int(text.split("total=", 1)[1].split()[0]) / _US_PER_S
-    softirqs = _read(Path("/proc/softirqs"), "softirqs", missing)
-    interrupts = _read(Path("/proc/interrupts"), "interrupts", missing)
+    softirqs = _read(proc / "softirqs", "softirqs", missing)
+    interrupts = _read(proc / "interrupts", "interrupts", missing)
     steal_s = getattr(psutil.cpu_times(), "steal", None)
     return MachineReading(pressure_s, counts(softirqs), counts(interrupts), steal_s, missing)
 

@@ -100,12 +100,18 @@ def isolation(pids: Iterable[int]) -> CoreIsolation:
         return isolated_cores(measured, own, read_hyperthreads(measured))
 
 
-def read_hyperthreads(cores: Iterable[int]) -> dict[int, set[int]]:
-    """Return all hyperthreads of each core's physical core; leave out unreadable ones."""
+def read_hyperthreads(cores: Iterable[int], cpus: Path = _CPUS) -> dict[int, set[int]]:
+    """Return all hyperthreads of each core's physical core; leave out unreadable ones.
+
+    Args:
+        cores: by their numbers.
+        cpus: where the kernel shows them.
+
+    """
     found = {}
     for core in cores:
         with suppress(OSError):
-            file = _CPUS / f"cpu{core}" / "topology" / "thread_siblings_list"
+            file = cpus / f"cpu{core}" / "topology" / "thread_siblings_list"
             # Empty where a container hides the file.
             if listed := listed_cores(file.read_text(encoding="ascii")):
                 found[core] = listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from pytest_hwqueue.answers.fleet.check import Place, write_check
 from pytest_hwqueue.answers.fleet.collected import checked_gpus, collect, set_damaged_aside
 from pytest_hwqueue.answers.fleet.verdicts import judge_fleet
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.data.document import drawing
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions
@@ -152,7 +152,7 @@ def test_a_device_that_no_cluster_has_is_refused_before_ray_starts(
 def test_a_page_that_cannot_be_written_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "missing_packages", lambda: "the report needs jinja2")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     arguments = ("fleet", "check", "--device", "sim:h200", "--out", tmp_path / "out")
     refused = hwq(*arguments, "--html", tmp_path / "fleet.html")
     assert (refused.exit_code, "the report needs jinja2" in refused.stderr) == (4, True)

@@ -6,15 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
-from pytest_hwqueue.parts.devices.accelerator import AcceleratorStream, RangedStream
+from pytest_hwqueue.parts.devices.accelerator import Accelerator
+from pytest_hwqueue.parts.devices.launches import NAMED_RANGES
 from tests.cli.conftest import Launched, finished, hwq, real
+from tests.parts.devices.gpus import Gpus
 
 # Notes its arguments and the variable that asks for ranges, writes the file that the tool would,
 # and runs the rest of its command.
@@ -102,27 +101,12 @@ def test_the_other_tool_has_its_own_words_and_each_rank_a_file(
 
 
 def test_tagged_launches_are_ranges_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[object, ...]] = []
+    monkeypatch.setenv(NAMED_RANGES, "1")
+    gpus = Gpus(1, {}, set())
+    gpus.install(monkeypatch)
+    seen: list[tuple[str, str]] = gpus.ranges
+    with Accelerator(0, "cuda").open_streams(1) as pool:
+        pool.streams[0].launch(seen.append, ("launch", "x"), tag="small")
+        pool.streams[0].launch(seen.append, ("launch", "y"))
 
-    @contextmanager
-    def named(name: str) -> Iterator[None]:
-        seen.append(("begin", name))
-        yield
-        seen.append(("end", name))
-
-    def launch(
-        self: AcceleratorStream, function: object, *arguments: object, tag: str | None = None
-    ) -> None:
-        seen.append(("launch", function, arguments, tag))
-
-    monkeypatch.setattr(torch.cuda.nvtx, "range", named)
-    monkeypatch.setattr(AcceleratorStream, "launch", launch)
-    stream = object.__new__(RangedStream)
-
-    stream.launch(len, "x", tag="small")
-    stream.launch(len, "y")
-
-    assert seen == [
-        ("begin", "small"), ("launch", len, ("x",), "small"), ("end", "small"),
-        ("launch", len, ("y",), None),
-    ]  # fmt: skip
+    assert seen == [("begin", "small"), ("launch", "x"), ("end", "small"), ("launch", "y")]

@@ -22,12 +22,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
-from unittest.mock import patch
 
 from pytest_hwqueue.data.metrics.attribution import RequestCause
 from pytest_hwqueue.data.metrics.latency import share_of
 from pytest_hwqueue.data.metrics.timeline import Span, length, union, within
-from pytest_hwqueue.engine.causes import traced_pass as traced_pass_module
 from pytest_hwqueue.engine.causes.perf_events import RING_BYTES, PerfTracer, Tracing, open_tracing
 from pytest_hwqueue.engine.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.engine.causes.traced_pass import TracedPass, TracePlan, traced_pass
@@ -39,6 +37,7 @@ from tests.engine.causes.victims import mounting
 
 from .planted_causes import KINDS, CannotPlant, Kind, Outside, Plant
 from .planted_tenants import TENANT_KINDS
+from .traced import tracing_by
 
 LEVELS = ("perf", "switches", "rusage")
 _EVERY = 25
@@ -96,7 +95,7 @@ def only(level: str) -> Iterator[None]:
             return Tracing("perf", (), PerfTracer(tids, None, ring_bytes))
         return Tracing("rusage", (), None)
 
-    with patch.object(traced_pass_module, "open_tracing", opened):
+    with tracing_by(opened):
         yield
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.data.metrics.attribution import off_cpu_evidence
 from pytest_hwqueue.data.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.engine.causes import perf_records
 from pytest_hwqueue.engine.causes.perf_records import CpuTrace, decode, parse, read_tracepoints
 
 PID, TID, FIO = 40, 41, 77
@@ -187,15 +186,13 @@ def test_every_switch_is_found_whatever_cpu_it_is_on(steps: list[tuple[int, bool
     ]
 
 
-def test_what_perf_uses_itself_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_perf_uses_itself_is_left_out(tmp_path: Path) -> None:
     unused = ("irq_vectors/irq_work_entry", "irq_vectors/vector_setup", "sched/sched_fork")
     for name in (*_FORMATS, *unused):
         folder = tmp_path / "events" / name
         folder.mkdir(parents=True)
         (folder / "format").write_text(_FORMATS.get(name, _FORMATS["sched/sched_wakeup"]))
-    monkeypatch.setattr(perf_records, "PLACES", (tmp_path / "nowhere", tmp_path))
-    assert read_tracepoints() == POINTS
+    assert read_tracepoints((tmp_path / "nowhere", tmp_path)) == POINTS
     # Nothing is mounted.
-    monkeypatch.setattr(perf_records, "PLACES", (tmp_path / "nowhere",))
     with pytest.raises(OSError, match="tracefs is not mounted: `mount -t tracefs"):
-        read_tracepoints()
+        read_tracepoints((tmp_path / "nowhere",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_hwqueue.data.errors import DeviceError
-from pytest_hwqueue.data.metrics.timeline import Kernel, KernelShape
+from pytest_hwqueue.data.metrics.timeline import Kernel, KernelShape, Timeline
 from pytest_hwqueue.data.records.cell import RunRecord, Samples
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.noise import Causes, causes_line
@@ -20,15 +20,15 @@ from pytest_hwqueue.engine.causes import traced_cell
 from pytest_hwqueue.engine.causes.seen import kernel_label
 from pytest_hwqueue.engine.causes.traced_pass import TracePlan, _enough
 from pytest_hwqueue.engine.cell.cell import CellDraft, Passes
-from pytest_hwqueue.engine.cell.program import Program
 from pytest_hwqueue.options.options import Settings
+from pytest_hwqueue.parts.devices.host import HostPool
 from pytest_hwqueue.parts.devices.launches import PICTURES
-from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.workloads.own_function import FunctionWorkload, on_every_stream
 from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.traced_runs import lines_of
 from tests.conftest import MakeRecord
+from tests.parts.devices.pooling import Pooling
 
 from .traced import measured
 
@@ -92,12 +92,12 @@ def test_kernels_are_called_by_tag_function_and_grid(
     assert kernel_label(Kernel(0, 0, name, tag, 0, 1, 2, shape=shape)) == label
 
 
-def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise DeviceError("no right to trace")
+def test_a_pass_that_cannot_be_traced_costs_only_itself() -> None:
+    class Untraced(HostPool):
+        def timeline(self, enqueue: Callable[[], None]) -> Timeline:
+            raise DeviceError("no right to trace")
 
-    monkeypatch.setattr(traced_cell, "traced_pass", refuse)
-    device = SimulatedDevice("h200")
+    device = Pooling(Untraced)
     workload = FunctionWorkload(on_every_stream(device.kernel_of(10_000)), {"iterations": 1.0}, ())
     find_causes = partial(traced_cell.find_causes, TracePlan(100, 5_000_000_000))
     record, failure = measured(device, workload, find_causes, iterations=3)
@@ -112,28 +112,18 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
     (0.1, 1.0, 1.0), (3.0, 3.0, 3.0), (12.0, 5.0, 12.0), (60.0, 5.0, 20.0),
 ])  # fmt: skip
 def test_beside_a_measured_pass_the_traced_one_is_no_longer(
-    monkeypatch: pytest.MonkeyPatch, measured_s: float, at_first_s: float, at_most_s: float
+    measured_s: float, at_first_s: float, at_most_s: float
 ) -> None:
-    plans: list[TracePlan] = []
-
-    def traced(*given: Any, **_: object) -> None:
-        plans.append(given[3])
-        raise DeviceError("seen")
-
-    monkeypatch.setattr(traced_cell, "traced_pass", traced)
     measured = Samples(host_ns=[round(measured_s * 1e8)] * 10, device_ns=[], enqueue_ns=[],
                        pace_ns=[])  # fmt: skip
-    request = SimpleNamespace(workload=SimpleNamespace(gradients=False),
-                              plan=SimpleNamespace(rank_sync=None))  # fmt: skip
+    request = SimpleNamespace(workload=SimpleNamespace(gradients=False), passes=Passes())
     cell: Any = SimpleNamespace(
-        request=request, device=SimpleNamespace(capabilities=capabilities_of("cpu")), pool=None,
+        request=request, device=SimpleNamespace(capabilities=capabilities_of("cpu")),
         draft=CellDraft("causes", samples=measured),
-        stage=lambda *_: None, telemetry=nullcontext,
     )  # fmt: skip
-    for only_traced in (False, True):
-        request.passes = Passes(only_traced=only_traced)
-        traced_cell.find_causes(TracePlan(500, 5_000_000_000), cell, cast(Program, None))
-    beside, alone = plans
+    beside = traced_cell.plan_for(cell, TracePlan(500, 5_000_000_000))
+    request.passes = Passes(only_traced=True)
+    alone = traced_cell.plan_for(cell, TracePlan(500, 5_000_000_000))
     assert alone == TracePlan(500, 5_000_000_000)
     at_first, at_most = round(at_first_s * 1e9), round(at_most_s * 1e9)
     # P99 needs 368: with more it ends at first, with one fewer where that one would be too late.

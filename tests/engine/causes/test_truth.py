@@ -21,7 +21,7 @@ from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
 from tests.engine.causes.victims import need
 
-from .traced import Traced, trace
+from .traced import Traced, trace, tracing_by
 
 _RIGHT = 0.95
 
@@ -174,9 +174,9 @@ def test_at_each_level_it_is_said_what_is_missed(
         perf = PerfTracer(tids, None, ring_bytes) if level == "perf" else None
         return Tracing(level, tuple(refused), perf)
 
-    monkeypatch.setattr(traced_pass_module, "open_tracing", opened)
     device = HostDevice()
-    causes = trace(device, 2, kernels((0, device.kernel_of(100_000))), requests=80).causes
+    with tracing_by(opened):
+        causes = trace(device, 2, kernels((0, device.kernel_of(100_000))), requests=80).causes
     assert (causes.level, causes.interrupts) == (level, None)
     told = [(one.level, one.errno) for one in causes.refused_levels]
     assert told == [(one.level, one.errno) for one in refused]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from pytest_hwqueue.data.metrics.attribution import Attribution, RequestCause
 from pytest_hwqueue.data.records.cell import Cell, RunRecord
 from pytest_hwqueue.data.records.noise import Causes
 from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.engine.causes import traced_pass as traced_pass_module
+from pytest_hwqueue.engine.causes.perf_events import Tracing
 from pytest_hwqueue.engine.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.engine.causes.traced_pass import TracedPass, TracePlan, traced_pass
 from pytest_hwqueue.engine.cell.attempt import Failure
@@ -43,6 +47,13 @@ class Traced:
     def found(self) -> dict[int, RequestCause]:
         """Causes of the requests above P95, by number."""
         return {one.request: one for one in self.attribution.tails["p95"].requests}
+
+
+@contextmanager
+def tracing_by(opened: Callable[..., Tracing]) -> Iterator[None]:
+    """Have passes trace the CPU by what this opens, as on a machine with other rights."""
+    with patch.object(traced_pass_module, "open_tracing", opened):
+        yield
 
 
 def trace(

@@ -55,6 +55,7 @@ from pytest_hwqueue.parts.workloads.workload import (
     Workload,
     parameters_for,
 )
+from tests.parts.devices.pooling import Pooling
 
 ITERATIONS = 3
 
@@ -250,19 +251,6 @@ class CountedFlush(BufferFlush):
     def __call__(self) -> None:
         self.calls += 1
         super().__call__()
-
-
-class Pooling(HostDevice):
-    """The CPU with a kind of pool of its own."""
-
-    def __init__(self, kind: type[HostPool]) -> None:
-        super().__init__()
-        self._kind = kind
-
-    def open_streams(
-        self, count: int, priorities: Sequence[int] | None = None, *, gradients: bool = False
-    ) -> HostPool:
-        return self._kind(count, priorities or [0] * count, gradients)
 
 
 class ColdHost(HostDevice):

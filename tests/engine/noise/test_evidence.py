@@ -65,20 +65,18 @@ def test_what_this_machine_did_in_between() -> None:
     assert (machine.interrupts, machine.steal_s) == ({"LOC": 2}, 0.25)
 
 
-def test_a_hidden_file_is_missing_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_text = Path.read_text
-
-    def hidden(path: Path, *arguments: str, **named: str) -> str:
-        if str(path) == "/proc/pressure/io":
-            raise PermissionError(13, "Permission denied")
-        return "" if str(path) == "/proc/interrupts" else read_text(path, *arguments, **named)
-
-    monkeypatch.setattr(Path, "read_text", hidden)
-    reading = read_machine()
+def test_a_hidden_file_is_missing_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "pressure").mkdir()
+    (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 total=5\n")
+    # As containers hide files.
+    (tmp_path / "pressure" / "io").mkdir()
+    (tmp_path / "interrupts").touch()
+    reading = read_machine(tmp_path)
     machine = machine_between(reading, reading, 1.0)
-    assert machine.missing["pressure.io"] == "/proc/pressure/io: Permission denied"
-    assert machine.missing["interrupts"] == "/proc/interrupts is empty"
-    assert "io" not in machine.pressure_share
+    assert machine.missing["pressure.io"] == f"{tmp_path}/pressure/io: Is a directory"
+    assert machine.missing["pressure.memory"].endswith("memory: No such file or directory")
+    assert machine.missing["interrupts"] == f"{tmp_path}/interrupts is empty"
+    assert machine.pressure_share.keys() == {"cpu"}
     assert machine.interrupts == {}
 
 

@@ -121,15 +121,12 @@ def test_cores_are_read_as_the_kernel_lists_them(cores: set[int], rng: random.Ra
     assert listed_cores(f"{','.join(parts)}\n") == cores
 
 
-def test_hyperthreads_are_read_where_the_kernel_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pinning, "_CPUS", tmp_path)
+def test_hyperthreads_are_read_where_the_kernel_tells(tmp_path: Path) -> None:
     for core, text in ((0, "0,8\n"), (1, "")):
         folder = tmp_path / f"cpu{core}" / "topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(text)
-    assert read_hyperthreads({0, 1, 2}) == {0: {0, 8}}
+    assert read_hyperthreads({0, 1, 2}, tmp_path) == {0: {0, 8}}
 
 
 def grouped(*groups: set[int]) -> dict[int, set[int]]:

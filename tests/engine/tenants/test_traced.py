@@ -26,7 +26,6 @@ from pytest_hwqueue.data.records.tenants import (
 )
 from pytest_hwqueue.data.records.tracing import Refusal
 from pytest_hwqueue.engine.causes import tenant_tracer as tracer_module
-from pytest_hwqueue.engine.causes import traced_pass
 from pytest_hwqueue.engine.causes.explain import (
     Trace,
     requests_of,
@@ -47,6 +46,7 @@ from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.parts.devices.simulated.profile import load_profile
 from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
+from tests.engine.causes.traced import tracing_by
 
 MS = 1_000_000
 _LIMITS = Limits(ready_s=120, finish_s=60)
@@ -244,12 +244,10 @@ def traced_on_host(folder: Path) -> Trace:
     return trace
 
 
-def test_without_rights_less_is_seen_and_nothing_breaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_rights_less_is_seen_and_nothing_breaks(tmp_path: Path) -> None:
     refused = Refusal("perf", errno.EACCES, "not allowed")
-    monkeypatch.setattr(traced_pass, "open_tracing", lambda *_: Tracing("rusage", (refused,), None))
-    trace = traced_on_host(tmp_path)
+    with tracing_by(lambda *_: Tracing("rusage", (refused,), None)):
+        trace = traced_on_host(tmp_path)
     assert (trace.level, trace.refused) == ("rusage", [refused])
     unseen = (trace.off_cpu, trace.interrupts, trace.lost, trace.launch_pairs)
     assert unseen == (None,) * 4

@@ -27,6 +27,7 @@ class Gpus(threading.local):
         settled: of each device that has settled, how many streams there were before.
         query: whether a stream is idle.
         graph: that is captured.
+        ranges: of a profiler's, begun and ended.
 
     """
 
@@ -41,6 +42,7 @@ class Gpus(threading.local):
         self.settled: list[int] = []
         self.query: Callable[[], bool] = lambda: True
         self.graph = SimpleNamespace()
+        self.ranges: list[tuple[str, str]] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let torch and the runtime be these GPUs'."""
@@ -54,7 +56,7 @@ class Gpus(threading.local):
             ),
             "current_stream": lambda index: SimpleNamespace(device_index=index),
             "Event": SimpleNamespace, "CUDAGraph": lambda: self.graph,
-            "is_available": lambda: self.available,
+            "is_available": lambda: self.available, "nvtx": SimpleNamespace(range=self.range),
         }  # fmt: skip
         for name, stand_in in replaced.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -74,6 +76,12 @@ class Gpus(threading.local):
             yield
         finally:
             self.current = before
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        self.ranges.append(("begin", name))
+        yield
+        self.ranges.append(("end", name))
 
 
 class Library:

@@ -11,8 +11,8 @@ import torch
 from pytest_hwqueue.data.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.parts.devices.host import HostDevice
 from pytest_hwqueue.parts.devices.kinds import open_device
-from pytest_hwqueue.parts.workloads.pipeline import copy_engines
 from pytest_hwqueue.parts.workloads.workload import Ranks, Setup, Where
+from tests.parts.devices.gpus import Gpus
 
 from .cells import Counts, Run
 from .everyone import CASES, EVERYONE, small
@@ -259,13 +259,14 @@ def test_what_fits_is_not_refused(name: str, given: Given, where: Where) -> None
 
 
 def test_copies_to_a_peer_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_engines, "visible_accelerators", lambda: ("cuda", 2))
+    gpus = Gpus(2, {}, set())
+    gpus.install(monkeypatch)
     copies = small("copy_engines", peer="true")
     assert copies.tags == ("to_device", "within", "to_host", "to_peer")
     copies.require_applicable(Where("cuda", 2))
     with pytest.raises(NotApplicable, match="use --hwq-dispatch=eager"):
         copies.require_applicable(Where("cuda", 2, dispatch="graph"))
-    monkeypatch.setattr(copy_engines, "visible_accelerators", lambda: ("cuda", 1))
+    gpus.count = 1
     with pytest.raises(NotApplicable, match="needs a second visible accelerator"):
         copies.require_applicable(Where("cuda", 2))
 
