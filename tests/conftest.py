@@ -292,9 +292,10 @@ def lent_server(_tenants_server: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def _imported() -> None:
     """Import what pytester would forget after a test, and what cannot be imported twice."""
-    # Opening a simulated device imports torch's compiler.
-    for module in (*AHEAD, "torch._dynamo"):
-        importlib.import_module(module)
+    # Opening a simulated device imports torch's compiler, and a chart vl-convert, if it is there.
+    for module in (*AHEAD, "torch._dynamo", "vl_convert"):
+        if importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)
     for name in WORKLOADS:
         workload_class(name)
 
