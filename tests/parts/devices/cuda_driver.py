@@ -100,11 +100,11 @@ class Driver:
         return CUresult.CUDA_SUCCESS, 1
 
     def cuLaunchKernel(self, kernel: int, *arguments: Any) -> tuple[Any, ...]:
-        stream, ((marks, _), _) = arguments[7], arguments[8]
+        blocks, stream, ((marks, _), _) = arguments[0], arguments[7], arguments[8]
         if self._capturing is not None:
-            self._capturing.append((stream, marks))
+            self._capturing.append((stream, marks, blocks))
         else:
-            self._run(stream, marks, self.confined)
+            self._run(stream, marks, blocks, self.confined)
         return (CUresult.CUDA_SUCCESS,)
 
     def cuStreamBeginCapture(self, stream: int, mode: int) -> tuple[Any, ...]:
@@ -115,15 +115,16 @@ class Driver:
         captured, self._capturing = self._capturing, None
         return CUresult.CUDA_SUCCESS, captured
 
-    def cuGraphLaunch(self, graph: list[tuple[int, int]], stream: int) -> tuple[Any, ...]:
-        for launched, marks in graph:
-            self._run(launched, marks, self.replays_confined)
+    def cuGraphLaunch(self, graph: list[tuple[int, int, int]], stream: int) -> tuple[Any, ...]:
+        for launched, marks, blocks in graph:
+            self._run(launched, marks, blocks, self.replays_confined)
         return (CUresult.CUDA_SUCCESS,)
 
-    def _run(self, stream: int, marks: int, confined: bool) -> None:
+    def _run(self, stream: int, marks: int, blocks: int, confined: bool) -> None:
         context = self.streams.get(stream, (0, 0))[0]
         where = self.contexts[context - 1] if confined and context else set(range(TOTAL))
-        for number in where:
+        # Each block goes where there is room.
+        for number in sorted(where)[:blocks]:
             ctypes.c_uint32.from_address(marks + 4 * number).value = 1
 
 
