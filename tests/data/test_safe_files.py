@@ -68,13 +68,12 @@ def test_bytes_of_a_path_that_are_no_text_become_escapes(tmp_path: Path) -> None
 
 
 def test_writers_of_equal_process_ids_tear_nothing_and_follow_no_planted_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    """Containers that share a folder have the same process ids."""
+    """Containers that share a folder have the same process ids, as threads of one process have."""
     path, victim = tmp_path / "record.json", tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / f".record.json.{os.getpid()}.tmp").symlink_to(victim)
-    monkeypatch.setattr(os, "getpid", lambda: 1)
     texts = [letter * 200_000 for letter in "abcd"]
     torn = []
 

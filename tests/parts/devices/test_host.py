@@ -234,11 +234,8 @@ def test_held_timeline_holds_all_work_until_it_is_enqueued(pool: HostPool) -> No
     assert (alone.stream, alone.launch, alone.tag) == (1, 0, None)
 
 
-def test_streams_outlive_an_error_in_a_held_pass(
-    device: HostDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    died: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: died.append(arguments.exc_type))
+def test_streams_outlive_an_error_in_a_held_pass(device: HostDevice) -> None:
+    """A thread that died of it would be pytest's warning, and so an error."""
     ran: list[int] = []
 
     def launch_a_failure() -> None:
@@ -259,7 +256,7 @@ def test_streams_outlive_an_error_in_a_held_pass(
         stream = pool.streams[1]
         for enqueue in (launch_a_failure, fail, fail_behind_a_launch):
             within_patience(partial(hold, enqueue))
-    assert (ran, died) == ([1, 1, 1], [])
+    assert ran == [1, 1, 1]
 
 
 def test_device_says_what_it_is_and_refuses_what_it_lacks(device: HostDevice) -> None:

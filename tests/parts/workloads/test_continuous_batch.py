@@ -71,19 +71,29 @@ def test_untagged_launches_move_requests_and_hand_tokens_on() -> None:
     assert counts.of_tag(None) == 12 + fed
 
 
-@pytest.mark.parametrize("wrong", ["keys and values", "token", "slot", "staging"])
-def test_wrong_move_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    def move(self: Any, staged: Any, slot: Any, first: Any, given: Any) -> None:
-        if wrong == "staging":
+class Moving(ContinuousBatch):
+    """Moves something wrong, once it is told what."""
+
+    wrong = ""
+
+    def _move(self, staged: Any, slot: Any, first: Any, given: Any) -> None:
+        if not self.wrong:
+            super()._move(staged, slot, first, given)
+            return
+        if self.wrong == "staging":
             staged = staged.flip(-1)
-        if wrong != "keys and values":
-            slot.copy_(staged if wrong != "slot" else staged.roll(1, 0))
-        if wrong != "token":
+        if self.wrong != "keys and values":
+            slot.copy_(staged if self.wrong != "slot" else staged.roll(1, 0))
+        if self.wrong != "token":
             given.copy_(first)
 
-    with Run(make(ContinuousBatch, BUSY), 3) as run:
+
+@pytest.mark.parametrize("wrong", ["keys and values", "token", "slot", "staging"])
+def test_wrong_move_is_noticed(wrong: str) -> None:
+    workload: Any = make(Moving, BUSY)
+    with Run(workload, 3) as run:
         run.workload.check(run.once)
-        monkeypatch.setattr(ContinuousBatch, "_move", move)
+        workload.wrong = wrong
         with pytest.raises(CheckFailed, match="request"):
             run.workload.check(run.once)
 

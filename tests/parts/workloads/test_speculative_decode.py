@@ -75,17 +75,24 @@ def test_models_that_disagree_accept_fewer() -> None:
     assert accepted[0] > accepted[1] > 1.5 * accepted[2]
 
 
-def test_accepting_every_draft_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def credulous(self: Any, text: Any, length: Any, drafts: Any, found: Any, count: Any) -> None:
-        before = length + len(drafts), count + len(drafts)
-        right(self, text, length, drafts, found, count)
-        length.copy_(before[0] + 1)
-        count.copy_(before[1])
+class Credulous(SpeculativeDecode):
+    """Accepts every draft, once it is told to."""
 
-    right = SpeculativeDecode._accept
-    with Run(make(SpeculativeDecode, DEEP), 2) as run:
+    believes = False
+
+    def _accept(self, text: Any, length: Any, drafts: Any, found: Any, count: Any) -> None:
+        before = length + len(drafts), count + len(drafts)
+        super()._accept(text, length, drafts, found, count)
+        if self.believes:
+            length.copy_(before[0] + 1)
+            count.copy_(before[1])
+
+
+def test_accepting_every_draft_is_noticed() -> None:
+    workload: Any = make(Credulous, DEEP)
+    with Run(workload, 2) as run:
         run.workload.check(run.once)
-        monkeypatch.setattr(SpeculativeDecode, "_accept", credulous)
+        workload.believes = True
         with pytest.raises(CheckFailed, match="sequence 0"):
             run.workload.check(run.once)
 
