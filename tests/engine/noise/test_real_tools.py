@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,12 +23,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def noise_processes() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+Started = Callable[[], list[psutil.Process]]
+
+
+@pytest.fixture
+def noise_processes() -> Started:
+    """Return what has been started; earlier tests of this process may have left their server."""
+    others = psutil.Process().children(recursive=True)
+
+    def started() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children(recursive=True) if each not in others]
+
+    return started
 
 
 @pytest.mark.parametrize("name", ["cpu", "network", "disk", "heavy", "optimised", "isolated"])
-def test_it_is_applied_and_gone_afterwards(tmp_path: Path, places: NoisePlaces, name: str) -> None:
+def test_it_is_applied_and_gone_afterwards(
+    tmp_path: Path, places: NoisePlaces, noise_processes: Started, name: str
+) -> None:
     chosen, before = open_noise(name, places), os.sched_getaffinity(0)
     reason = chosen.unavailable()
     if reason is not None and chosen.remedy is not None:
@@ -56,7 +69,9 @@ def test_nothing_is_left_when_its_owner_dies(tmp_path: Path, places: NoisePlaces
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu", "network", "disk"])
-def test_the_tools_keep_to_their_own_limit(tmp_path: Path, places: NoisePlaces, name: str) -> None:
+def test_the_tools_keep_to_their_own_limit(
+    tmp_path: Path, places: NoisePlaces, noise_processes: Started, name: str
+) -> None:
     with running(open_noise(name, places), os.getpid(), tmp_path / "logs", 3) as noise:
         started = {each.pid for each in noise_processes()}
         wait_for(lambda: all(map(has_ended, started)), f"{name} to end by itself")
