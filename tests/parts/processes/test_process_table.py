@@ -173,9 +173,15 @@ def test_a_unix_socket_is_known_by_its_file(
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("link").symlink_to("folder")
-    path = tmp_path / "folder" / "s"
-    names = {"absolute": str(path), "relative": "./folder/s", "linked": str(tmp_path / "link/s")}
-    with listening_at(names[bound]), listening_at(str(tmp_path / "s")):
+    # Of its own: a relative name of another process's tests would count, too.
+    name = f"s{os.getpid()}"
+    path = tmp_path / "folder" / name
+    names = {
+        "absolute": str(path),
+        "relative": f"./folder/{name}",
+        "linked": str(tmp_path / "link" / name),
+    }
+    with listening_at(names[bound]), listening_at(str(tmp_path / name)):
         own, strange = (listeners(UnixSocket(path), root) for root in (OURS, STRANGE))
     assert own.own == {os.getpid()}
     assert own.others == ()
