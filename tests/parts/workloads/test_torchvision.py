@@ -142,7 +142,7 @@ def test_what_is_missing_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch
         opened()
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "weights"), [("resnet18", 11_689_512), ("resnet50", 25_557_032), ("alexnet", None)]
 )
