@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -302,19 +302,28 @@ def soft_fields(header: CellHeader, run: StoredRun) -> dict[str, Value]:
 
 
 def condition_differences(a: CellHeader, b: CellHeader) -> tuple[FieldDifference, ...]:
-    """Return the conditions in which two cells differ: identity first, then environment."""
-    found = []
+    """Return the conditions in which two cells differ: identity first, then environment.
+
+    Of tables those fields that differ, such as ``parameter.chat.server.url``.
+    """
+    found: list[FieldDifference] = []
     kinds: tuple[Kind, ...] = ("identity", "environment")
     for kind in kinds:
         ours, theirs = _conditions(a, kind), _conditions(b, kind)
         for name in sorted({*ours, *theirs}):
             if kind == "environment" and not (name in ours and name in theirs):
                 continue  # unknown on one side, and reported: see `soft_differences`
-            one, other = ours.get(name), theirs.get(name)
-            # 1 and 1.0 and true are equal in Python and are not the same parameter.
-            if one != other or type(one) is not type(other):
-                found.append(FieldDifference(name, kind, (one,), (other,)))
+            found += _different_fields(name, kind, ours.get(name), theirs.get(name))
     return tuple(found)
+
+
+def _different_fields(name: str, kind: Kind, one: Any, other: Any) -> Iterator[FieldDifference]:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted({*one, *other}):
+            yield from _different_fields(f"{name}.{key}", kind, one.get(key), other.get(key))
+    # 1 and 1.0 and true are equal in Python and are not the same parameter.
+    elif one != other or type(one) is not type(other):
+        yield FieldDifference(name, kind, (one,), (other,))
 
 
 def soft_differences(a: CellBaseline, b: CellBaseline) -> tuple[FieldDifference, ...]:

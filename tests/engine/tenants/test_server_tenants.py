@@ -268,6 +268,8 @@ def test_a_server_that_goes_wrong_ends_in_one_readable_record(
     record = run(tmp_path, server, warmup_s=0.0, duration_s=1.5)
     assert record.status == "failed"
     assert said in record.reason
+    # What ended the run is no further cause of it.
+    assert record.reason.count("its last lines") <= 1
     assert "Traceback" not in record.reason + record.tenants[0].last_output
     if str(MISBEHAVING) in server.command:
         assert has_ended(started(tmp_path))

@@ -77,6 +77,27 @@ def test_difference_is_named_by_its_kind(
         assert (*found.a, *found.b) == values
 
 
+def test_of_a_table_only_fields_that_differ_are_named() -> None:
+    def served(**changed: object) -> CellBaseline:
+        server = {"url": "http://a/", "timeout_s": 10.0, "client": {"lead_s": 1}, **changed}
+        return cell_of(
+            make_record(parts={"parameters": {"chat.server": server, "low.server": None}})
+        )
+
+    plain = served()
+    other = served(url="http://b/", timeout_s=10, client={"lead_s": 2, "format": "aiperf"})
+    assert differences(plain, served()) == ()
+    assert [(each.field, each.a, each.b) for each in differences(plain, other)] == [
+        ("parameter.chat.server.client.format", (None,), ("aiperf",)),
+        ("parameter.chat.server.client.lead_s", (1,), (2,)),
+        ("parameter.chat.server.timeout_s", (10.0,), (10,)),
+        ("parameter.chat.server.url", ("http://a/",), ("http://b/",)),
+    ]
+    # A table in place of none is one difference, and so is none in place of one.
+    (found,) = differences(plain, served(client=None))
+    assert (found.field, found.b) == ("parameter.chat.server.client", (None,))
+
+
 def test_what_one_side_did_not_record_is_reported_as_no_difference() -> None:
     old, new = cell_of(make_record()), cell_of(make_record(soft={"a_later_field": 1}))
     assert differences(old, new) == differences(new, old) == ()
