@@ -273,7 +273,8 @@ def _start(program: NeighbourProgram, order: NeighbourOrder, stack: ExitStack) -
         program.command,
         service_environment(program.environment),
         Stop(program.stop),
-        Contending(order.seconds + _GRACE_S, program.folder),
+        Contending(order.seconds + _GRACE_S),
+        folder=program.folder,
     )
     running = run_service(program.name, order.logs / f"{program.name}.log", what)
     with _starting_on(order.cores):

@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement, shortened
 from pytest_hwqueue.data.metrics.overlap import most_at_once
@@ -33,6 +32,7 @@ from pytest_hwqueue.engine.tenants.servers import (
     secrets_of,
 )
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
+from pytest_hwqueue.parts.processes.scratch import scratch_folder
 from pytest_hwqueue.parts.processes.services import Service, run_service, service_environment
 
 _POLL_S = 0.02
@@ -58,7 +58,7 @@ def running_client(
         ServiceFailed: if it cannot be started.
 
     """
-    with TemporaryDirectory(prefix="hwq-client-") as folder:
+    with scratch_folder() as folder:
         order = _order(client, server, seconds, Path(folder), within)
         with run_service("the client", Path(folder) / "client.log", order) as service:
             yield RunningClient(service, client, Path(folder), secrets_of(server))

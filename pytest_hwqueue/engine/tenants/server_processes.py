@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.data.records.kinds import capabilities_of, kind_of
@@ -34,6 +33,7 @@ from pytest_hwqueue.engine.tenants.servers import (
 )
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
 from pytest_hwqueue.parts.processes.process_table import Place, is_contained, processes_under
+from pytest_hwqueue.parts.processes.scratch import new_scratch
 from pytest_hwqueue.parts.processes.services import Service, ServiceFailed, free_port, run_service
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
@@ -71,6 +71,8 @@ class ServerProcesses:
         self._draft = draft
         self._specs = plan.servers
         self._services: dict[str, Service] = {}
+        # Of those with a new unix socket.
+        self._folders: dict[str, Path] = {}
         self.reached: dict[str, Server] = {}
         self.origins: dict[str, ServerOrigin] = {
             name: "url" for name, spec in self._specs.items() if not spec.ours
@@ -97,7 +99,7 @@ class ServerProcesses:
         try:
             with ExitStack() as stack:
                 for name, spec in self._specs.items():
-                    self._reach(name, spec, stack)
+                    self._reach(name, spec)
                     if spec.ours:
                         self._start(name, self.reached[name], folder, stack)
                 yield
@@ -138,12 +140,13 @@ class ServerProcesses:
                 )
         return removed
 
-    def _reach(self, name: str, spec: Server, stack: ExitStack) -> None:
+    def _reach(self, name: str, spec: Server) -> None:
         """Fill in a server's port and socket: new ones, where its command takes them."""
         path = spec.socket
         if path == SOCKET:
             # Of its own, which no other user gets into, and where none is left over.
-            path = str(Path(stack.enter_context(TemporaryDirectory(prefix="hwq-"))) / "socket")
+            self._folders[name] = new_scratch()
+            path = str(self._folders[name] / "socket")
             if len(os.fsencode(path)) > MOST_PATH_BYTES:
                 raise RunEnded(
                     "failed",
@@ -169,6 +172,7 @@ class ServerProcesses:
             {**environment, **self._scheduler.environment(request)},
             Stop(signal.SIGTERM, patience_s=spec.stop_s),
             within=Path(self._plan.folder),
+            folder=self._folders.get(name),
         )
         log = folder / f"server-{name[:100]}.log"
         service = run_service(f"the server of tenant {name}", log, order, watched_in=environment)

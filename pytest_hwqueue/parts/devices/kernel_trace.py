@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -35,6 +34,7 @@ from pytest_hwqueue.parts.devices.launches import (
     no_garbage_collection,
     rank_of_process,
 )
+from pytest_hwqueue.parts.processes.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from pytest_hwqueue.parts.devices.accelerator import AcceleratorPool
@@ -70,7 +70,7 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
         DeviceError: if the profiler saw no kernels (no permission, no CUPTI).
 
     """
-    with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
+    with scratch_folder() as folder:
         path = Path(folder) / "trace.json"
         before = measure_offset()
         launches = _run(pool, enqueue, hold_ns, str(path))
@@ -84,7 +84,7 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:
     """Write the trace of one pass to ``path``, with names of our streams, tags and rank."""
     # The profiler follows a link of the file's name; in a folder of ours there is none.
-    with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
+    with scratch_folder() as folder:
         own = Path(folder) / "trace.json"
         launches = _run(pool, enqueue, None, str(own), operations=True)
         trace = json.loads(own.read_text(encoding="utf-8"))

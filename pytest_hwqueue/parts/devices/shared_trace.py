@@ -8,7 +8,6 @@ calls, since a thread's ranges do not overlap.
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from pytest_hwqueue.parts.devices.kernel_trace import (
     threads,
 )
 from pytest_hwqueue.parts.devices.launches import LaunchTrace
+from pytest_hwqueue.parts.processes.scratch import scratch_folder
 
 
 class ProcessTracer(Protocol):
@@ -74,7 +74,7 @@ class KinetoTracer:
         torch.cuda.synchronize()
         profiler.stop()
         clocks = ClockPair(before, measure_offset())
-        with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
+        with scratch_folder() as folder:
             path = Path(folder) / "trace.json"
             profiler.write(path)
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -21,7 +22,8 @@ import warnings
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from pytest_hwqueue.parts.processes.reaper import Reaper, keep
+from pytest_hwqueue.parts.processes.reaper import Reaper, end_children, keep
+from pytest_hwqueue.parts.processes.scratch import SCRATCH, new_scratch
 
 # Each is imported by a worker before it measures. Nothing here runs or configures pytest.
 AHEAD = (
@@ -63,7 +65,14 @@ def main() -> None:
     as ``module:function``, with their arguments.
     """
     descriptor, ahead = int(sys.argv[-2]), json.loads(sys.argv[-1])
-    parent = keep()
+    folder = new_scratch()
+    os.mkdir(folder, 0o700)
+
+    def clear_away() -> None:
+        end_children()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    parent = keep(clear_away)
     # The terminal's Ctrl-C is for the session, which ends what it has started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
@@ -75,7 +84,7 @@ def main() -> None:
     # What is imported stays: collections in forked processes need not look at it, nor copy it.
     gc.freeze()
     requests = socket.socket(fileno=descriptor)
-    reaper = Reaper(parent, descriptor)
+    reaper = Reaper(parent, descriptor, folder)
     while True:
         if descriptor not in reaper.turn():
             continue
@@ -94,7 +103,9 @@ def main() -> None:
     reaper.forget()
     os.close(status)
     requests.close()
-    _begin(json.loads(text), log, descriptors)
+    request = json.loads(text)
+    request["environment"][SCRATCH] = str(folder)
+    _begin(request, log, descriptors)
 
 
 def _begin(request: dict[str, Any], log: int, descriptors: list[int]) -> NoReturn:

@@ -64,12 +64,10 @@ class Contending(NamedTuple):
 
     Attributes:
         limit_s: ends it after this many seconds in any case; None for no limit.
-        folder: created before it starts, and removed with its contents once all has ended.
 
     """
 
     limit_s: float | None = None
-    folder: Path | None = None
 
 
 class Order(NamedTuple):
@@ -82,6 +80,8 @@ class Order(NamedTuple):
         contending: None for a program that stays out of its owner's way.
         within: folder in which it runs; None for this process's.
         descriptors: stay open in it.
+        folder: made for this user alone before it starts, and removed with its contents once all
+            has ended, also if its owner is killed.
 
     """
 
@@ -91,6 +91,7 @@ class Order(NamedTuple):
     contending: Contending | None = Contending()
     within: Path | None = None
     descriptors: Sequence[int] = ()
+    folder: Path | None = None
 
 
 def main() -> None:
@@ -102,7 +103,7 @@ def main() -> None:
     # clearing away. Handlers, unlike signals that are ignored, are not passed on to the program.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)
-    limit_s, folder = contending or (None, None)
+    limit_s = None if contending is None else contending.limit_s
     if contending is not None:
         # In the owner's session, in a separate group. Here and not by the owner: Popen's
         # process_group came with Python 3.11, and what runs between fork and exec of a process
@@ -111,15 +112,15 @@ def main() -> None:
         os.setpgid(0, 0)
     try:
         # Before there are two processes: neither removes a folder that was there.
-        if folder is not None:
-            os.mkdir(folder)
+        if order.folder is not None:
+            os.mkdir(order.folder, 0o700)
     except OSError as error:
         sys.exit(f"cannot start: {error}")
 
     def clear_away(leaving_s: float = order.stop.patience_s) -> None:
         end_children(leaving_s=leaving_s)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        if order.folder is not None:
+            shutil.rmtree(order.folder, ignore_errors=True)
 
     above, held = os.pipe()
     # Without a guardian, the kernel has told the program to stop.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,16 +109,17 @@ def end_children(but: frozenset[int] = frozenset(), leaving_s: float = 0.0) -> N
 class Reaper:
     """Follows processes that this one has started, in a process that does nothing else."""
 
-    def __init__(self, parent: int, watched: int) -> None:
+    def __init__(self, parent: int, watched: int, folder: Path) -> None:
         """Begin.
 
         Args:
             parent: which `keep` returned; once it has gone, `turn` ends all.
             watched: a descriptor that `turn` also waits for.
+            folder: all that the processes leave in it goes with their end.
 
         """
         become_subreaper()
-        self._parent = parent
+        self._parent, self._folder = parent, folder
         # Where to write the exit status of each process that runs.
         self._running: dict[int, int] = {}
         self._poll = select.poll()
@@ -168,10 +170,11 @@ class Reaper:
         return ready - {self._woken}
 
     def end(self) -> None:
-        """Kill all children and what they have started."""
+        """Kill all children and what they have started; remove their folder."""
         for pid in self._running:
             kill(pid)
         end_children()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_if_alone(self) -> None:
         if os.getppid() != self._parent:

@@ -25,6 +25,7 @@ from pytest_hwqueue.data.safe_files import open_output
 from pytest_hwqueue.parts.processes import fork_loop
 from pytest_hwqueue.parts.processes.fork_loop import LATE
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
+from pytest_hwqueue.parts.processes.scratch import SCRATCH, new_scratch
 
 Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.engine.tenants.tenant"]
 
@@ -245,7 +246,7 @@ def start_process(
     Args:
         server: forks it if its environment is the server's; None starts it anew.
         main: the module.
-        environment: its whole environment.
+        environment: its whole environment but for `SCRATCH`.
         log: file for its output.
         descriptors: stay open in the process; their numbers there are its last two arguments.
 
@@ -267,13 +268,20 @@ def start_reaped(
 
     Args:
         command: the program and its arguments.
-        environment: its whole environment.
+        environment: its whole environment but for `SCRATCH`.
         log: file for its output.
         descriptors: stay open in the program.
 
     """
-    by_its_kill = Stop(signal.SIGKILL, patience_s=0)
-    return start_guarded(Order(command, environment, by_its_kill, descriptors=descriptors), log)
+    folder = new_scratch()
+    order = Order(
+        command,
+        {**environment, SCRATCH: str(folder)},
+        Stop(signal.SIGKILL, patience_s=0),
+        descriptors=descriptors,
+        folder=folder,
+    )
+    return start_guarded(order, log)
 
 
 def start_guarded(order: Order, log: Path, environment: Mapping[str, str] | None = None) -> Forked:

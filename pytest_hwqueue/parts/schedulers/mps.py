@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
+from pytest_hwqueue.parts.processes.scratch import new_scratch
 from pytest_hwqueue.parts.processes.services import (
     Service,
     ServiceFailed,
@@ -81,23 +81,23 @@ class Mps(Scheduler):
         if control is None or reason is not None:
             raise ServiceFailed(reason)
         folder.mkdir(parents=True, exist_ok=True)
-        # Short: the path of a socket may have 107 letters only. The daemon's user alone may enter.
-        with tempfile.TemporaryDirectory(prefix="hwq-mps-") as pipes:
-            added = {PIPES: pipes, "CUDA_MPS_LOG_DIRECTORY": str(folder.resolve())}
-            # By UUID only: with indices the daemon would renumber the devices for its clients,
-            # which then count twice.
-            if mps_daemons.devices_by_uuid(os.environ) is not None:
-                added[VISIBLE] = os.environ[VISIBLE]
-            environment = service_environment(added, VISIBLE)
-            stop = Stop(signal.SIGTERM, [control], "quit\n")
-            order = Order([control, "-f"], environment, stop, contending=None)
-            with run_service("the MPS daemon", folder / "mps-control.log", order) as daemon:
-                self._pipes, self._daemon = pipes, daemon
-                try:
-                    daemon.wait_until(self._answers, "did not answer")
-                    yield
-                finally:
-                    self._pipes = self._daemon = None
+        # The daemon's user alone may enter.
+        pipes = new_scratch()
+        added = {PIPES: str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(folder.resolve())}
+        # By UUID only: with indices the daemon would renumber the devices for its clients,
+        # which then count twice.
+        if mps_daemons.devices_by_uuid(os.environ) is not None:
+            added[VISIBLE] = os.environ[VISIBLE]
+        environment = service_environment(added, VISIBLE)
+        stop = Stop(signal.SIGTERM, [control], "quit\n")
+        order = Order([control, "-f"], environment, stop, contending=None, folder=pipes)
+        with run_service("the MPS daemon", folder / "mps-control.log", order) as daemon:
+            self._pipes, self._daemon = str(pipes), daemon
+            try:
+                daemon.wait_until(self._answers, "did not answer")
+                yield
+            finally:
+                self._pipes = self._daemon = None
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
         """Return the daemon's pipes, and the tenant's priority or share."""

@@ -309,7 +309,7 @@ def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
     endless = program(tmp_path / "endless", "import time; time.sleep(600)")
     log, scratch, stop = tmp_path / "log", tmp_path / "scratch", Stop(signal.SIGTERM)
     with run_service(
-        "s", log, Order([str(endless)], {}, stop, Contending(0.2, scratch))
+        "s", log, Order([str(endless)], {}, stop, Contending(0.2), folder=scratch)
     ) as service:
         wait_for(lambda: has_ended(service.pid), "its time to be over")
         with pytest.raises(ServiceFailed, match=r"(?s)died by SIGTERM.*its time of 0.2 s is over"):
@@ -318,5 +318,5 @@ def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
     # A folder that is there already is not its own, and stays.
     scratch.mkdir()
     with pytest.raises(ServiceFailed, match="File exists"):
-        run_service("s", log, Order(["true"], {}, stop, Contending(60, scratch))).__enter__()
+        run_service("s", log, Order(["true"], {}, stop, Contending(60), folder=scratch)).__enter__()
     assert scratch.exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,7 @@ from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 from tests.engine.tenants.conftest import server_of_tests
+from tests.parts.schedulers.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("own_leases")
 CLIENT = Path(__file__).with_name("client_of_tests.py")
@@ -115,3 +119,27 @@ def test_a_secret_that_its_errors_repeat_is_nowhere_in_the_record(
     assert failure.reason.startswith("xxx")
     (path,) = tmp_path.glob("*.json")
     assert "supersec" not in path.read_text(encoding="utf-8")
+
+
+_OWNER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.engine.tenants.test_external_client import run
+run(Path(sys.argv[2]), "stays", duration_s=600.0)
+"""
+
+
+@pytest.mark.slow
+def test_what_it_wrote_goes_with_a_session_that_is_killed(tmp_path: Path) -> None:
+    temporary, root = tmp_path / "temporary", str(Path(__file__).parents[3])
+    temporary.mkdir()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, root, str(tmp_path)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    # It may hold secrets, which only its orderly end would have removed.
+    wait_for(lambda: [*temporary.glob("hwq-*/*/profile_export.jsonl")], "the client's records")
+    owner.kill()
+    owner.wait()
+    wait_for(lambda: not [*temporary.glob("hwq-*")], "the end of temporary folders")

@@ -545,8 +545,8 @@ _OWNER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.engine.tenants.test_server_tenants import misbehaving, run
-run(Path(sys.argv[2]), misbehaving("leaves-children"), duration_s=600.0)
+from tests.engine.tenants.test_server_tenants import at_socket, run
+run(Path(sys.argv[2]), at_socket("leaves-children"), duration_s=600.0)
 """
 
 
@@ -554,14 +554,21 @@ run(Path(sys.argv[2]), misbehaving("leaves-children"), duration_s=600.0)
 @pytest.mark.slow
 def test_nothing_is_left_where_the_session_is_killed(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[3])
-    owner = subprocess.Popen([sys.executable, "-c", _OWNER, root, str(tmp_path)])
-    wait_for(lambda: [*tmp_path.glob("served*/tenant-high.log")], "the tenant")
-    wait_for(lambda: "child" in log_of(tmp_path), "the server's child")
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
-    for what in ("begins", "child"):
-        pid = started(tmp_path, what)
-        wait_for(lambda pid=pid: has_ended(pid), f"the end of {what} {pid}")  # type: ignore[misc]
+    # Shorter than that of a test: sockets have short paths.
+    with tempfile.TemporaryDirectory() as temporary:
+        owner = subprocess.Popen(
+            [sys.executable, "-c", _OWNER, root, str(tmp_path)],
+            env={**os.environ, "TMPDIR": temporary},
+        )
+        wait_for(lambda: [*tmp_path.glob("served*/tenant-high.log")], "the tenant")
+        wait_for(lambda: "child" in log_of(tmp_path), "the server's child")
+        wait_for(lambda: [*Path(temporary).glob("hwq-*/socket")], "the server's socket")
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        for what in ("begins", "child"):
+            pid = started(tmp_path, what)
+            wait_for(lambda pid=pid: has_ended(pid), f"the end of {what} {pid}")  # type: ignore[misc]
+        wait_for(lambda: not [*Path(temporary).glob("hwq-*")], "the end of temporary folders")
 
 
 def test_a_limit_of_the_generators_own_makes_the_run_invalid(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,13 +99,15 @@ def test_what_it_has_started_ends_whichever_of_its_processes_is_killed(
 ) -> None:
     log, folder = tmp_path / "log", tmp_path / "folder"
     leaving = program(tmp_path / "leaving", _LEAVING)
-    contends = Contending(folder=folder) if contending else None
+    contends = Contending() if contending else None
     # It ends by its kill alone, and leaves no time to what it has started.
     stop = Stop(signal.SIGINT, patience_s=0.3)
     with run_service(
-        "the server", log, Order([str(leaving), "stay"], {}, stop, contends)
+        "the server", log, Order([str(leaving), "stay"], {}, stop, contends, folder=folder)
     ) as service:
         wait_until_ready(service)
+        # What is in it may be for its user's eyes alone.
+        assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IRWXU
         child = psutil.Process(int(log.read_text().split()[-1]))
         process = psutil.Process(service.pid)
         all_three = [process, *process.parents()[:2]]

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.parts.processes.scratch import SCRATCH
 from pytest_hwqueue.parts.processes.starting import (
     ForkServer,
     Main,
@@ -22,12 +25,14 @@ from pytest_hwqueue.parts.processes.starting import (
     worker_environment,
 )
 from tests.conftest import slow
+from tests.parts.schedulers.processes import wait_for
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions
 
 REPORT = """
 import atexit, json, os, signal, sys, threading, time
+from pytest_hwqueue.parts.processes.scratch import scratch_folder
 
 def main():
     os.setpgrp()
@@ -44,6 +49,9 @@ def main():
         found["random"] += [numpy.random.random(), torch.rand(1).item()]
     import subprocess
     subprocess.Popen(["sleep", "600"], start_new_session=True)
+    left = scratch_folder()
+    open(left.name + "/left", "w").close()
+    found["left"] = left.name
     os.write(int(sys.argv[-1]), json.dumps(found).encode())
     print("written to the log")
     atexit.register(print, "and as it ended")
@@ -115,7 +123,9 @@ def test_forked_processes_are_fresh_and_others_are_started_anew(
     ]
     assert first.told["parent"] == second.told["parent"] != anew.told["parent"]
     for each, own in zip(started, (environment, other, changed), strict=True):
-        assert each.told["environment"] == own
+        scratch = Path(each.told["left"]).parent
+        assert each.told["environment"] == {**own, SCRATCH: str(scratch)}
+        assert scratch.parent == Path(tempfile.gettempdir())
         assert each.told["group"] == each.told["pid"]
         assert len(each.told["argv"]) == 2 or each is anew
         # What does not depend on who started it is as in a process started anew.
@@ -136,7 +146,11 @@ def test_forked_processes_are_fresh_and_others_are_started_anew(
     # Threads that are no daemons are waited for, and then what is registered for the end runs.
     for each in started:
         assert each.log.read_text() == "written to the log\nby a thread\nand as it ended\n"
+    # It could remove nothing itself.
+    left = Path(killed.told["left"])
+    assert left.exists()
     server.close()
+    assert not left.parent.exists()
 
 
 @pytest.mark.parametrize(("forked", "above"), [
@@ -153,6 +167,7 @@ def test_what_a_process_left_in_other_sessions_ends_with_its_killed_parents(
     parents = psutil.Process(started.process.pid).parents()[:2]
     parents[above].kill()
     assert psutil.wait_procs([apart, *parents], timeout=20)[1] == []
+    assert not Path(started.told["left"]).parent.exists()
     # How its processes end nobody can tell any more.
     assert started.process.wait(20) == -signal.SIGKILL
     if server is not None:
@@ -217,3 +232,37 @@ def test_workers_inherit_all_but_what_is_the_sessions(environment: dict[str, str
         if name not in STRIPPED and not name.startswith("PYTEST_XDIST_")
     }
     assert environment == before
+
+
+_OWNER = """
+import os, sys, time
+from pathlib import Path
+from pytest_hwqueue.parts.processes.starting import ForkServer, start_process
+environment, folder = dict(os.environ), Path(sys.argv[1])
+server = ForkServer(environment) if sys.argv[2] == "forked" else None
+ends = [*os.pipe(), *os.pipe()]
+start_process(server, "reports_itself", environment, folder / "log", (ends[0], ends[3]))
+print(os.read(ends[2], 1 << 16).decode(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["forked", slow("anew")])
+@pytest.mark.usefixtures("main")
+def test_a_killed_session_leaves_no_temporary_folder(
+    environment: dict[str, str], tmp_path: Path, how: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, str(tmp_path), how],
+        env={**environment, "TMPDIR": str(temporary), "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+    )
+    assert owner.stdout is not None
+    told = json.loads(owner.stdout.readline())
+    assert Path(told["left"]).parent.parent == temporary
+    owner.kill()
+    owner.communicate()
+    wait_for(lambda: not list(temporary.iterdir()), "the end of all that is temporary")
