@@ -5,8 +5,9 @@
 ``POST /NAME/v1/chat/completions`` plays ``NAME.json`` of the first folder that has it: ``parts``
 are pairs of a wait in ms and a text. With ``?every_second`` the first request and each second one
 after it play ``plain.json``, so that a server whose stream fails is one that answers, too. Of each
-request a line on stdout says its client's port, which a unix socket has none of, and a later one
-which stream it got, when it was received and when each part was sent (ns, CLOCK_MONOTONIC).
+request a line on stdout says which stream it gets, when it was received (ns, CLOCK_MONOTONIC) and
+its client's port, which a unix socket has none of, and a later one when each part was sent and how
+many tokens they held.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import cache
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -25,7 +28,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 RECEIVED, ANSWERED = "received", "answered"
-"""How a line of the log begins: a port follows, or JSON."""
+"""How a line of the log begins: JSON follows."""
 
 PLAIN = "plain"
 """The stream that stands in for another in each second request."""
@@ -37,15 +40,19 @@ async def complete(request: Request) -> StreamingResponse:
     """Play the stream that the path names."""
     received_ns = time.monotonic_ns()
     await request.body()
-    name = request.path_params["name"]
-    if "every_second" in request.query_params and next(_numbers) % 2 == 0:
+    name, number = request.path_params["name"], next(_numbers)
+    if "every_second" in request.query_params and number % 2 == 0:
         name = PLAIN
-    peer = request.client and request.client.port
-    print(RECEIVED, peer, flush=True)
-    return StreamingResponse(_play(name, received_ns), media_type="text/event-stream")
+    port = request.client and request.client.port
+    _log(RECEIVED, number=number, stream=name, received=received_ns, port=port)
+    return StreamingResponse(_play(name, number), media_type="text/event-stream")
 
 
-async def _play(name: str, received_ns: int) -> AsyncIterator[str]:
+def _log(what: str, **said: object) -> None:
+    print(what, json.dumps(said), flush=True)
+
+
+async def _play(name: str, number: int) -> AsyncIterator[str]:
     sent_ns: list[int] = []
     try:
         for wait_ms, text in _parts(name):
@@ -55,10 +62,56 @@ async def _play(name: str, received_ns: int) -> AsyncIterator[str]:
             yield text
     finally:
         # Also of one whose client has gone.
-        log = {"stream": name, "received": received_ns, "sent": sent_ns}
-        print(ANSWERED, json.dumps(log), flush=True)
+        _log(ANSWERED, number=number, sent=sent_ns, tokens=tokens_of(name, len(sent_ns)))
 
 
+@cache
+def tokens_of(name: str, sent: int) -> int:
+    """Return the tokens in a stream's first parts: its last count, or events with any if more.
+
+    Reasoning that is counted and not streamed is none.
+    """
+    said = "".join(text for _, text in _parts(name)[:sent]).replace("\r\n", "\n")
+    events, counted, hidden = 0, 0.0, 0.0
+    for event in said.split("\n\n"):
+        lines = event.split("\n")
+        data = "\n".join(line[5:].strip() for line in lines if line.startswith("data:"))
+        try:
+            read = json.loads(data)
+        except ValueError:
+            continue
+        if not isinstance(read, dict):
+            continue
+        events += _has_text(read.get("choices"))
+        counted = _number(read, "usage", "completion_tokens") or counted
+        details = ("usage", "completion_tokens_details", "reasoning_tokens")
+        hidden = _number(read, *details) or hidden
+    if '"reasoning' in said.replace('"reasoning_tokens"', ""):
+        hidden = 0
+    return max(events, int(counted - hidden))
+
+
+def _number(value: Any, *names: str) -> float:
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, int | float) else 0
+
+
+_GENERATED = (
+    "delta", "content", "text", "refusal", "reasoning", "reasoning_content", "tool_calls",
+    "function", "arguments", "name",
+)  # fmt: skip
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_has_text(value.get(name)) for name in _GENERATED)
+    if isinstance(value, list):
+        return any(map(_has_text, value))
+    return isinstance(value, str) and value != ""
+
+
+@cache
 def _parts(name: str) -> Sequence[tuple[float, str]]:
     folders = map(Path, os.environ["STREAMS"].split(os.pathsep))
     file = next(path for folder in folders if (path := folder / f"{name}.json").exists())

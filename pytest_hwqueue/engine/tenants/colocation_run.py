@@ -40,8 +40,8 @@ from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
 # Stage, how much of it is done, how much there is to do.
 Progress = Callable[[str, int, int], None]
 
-# From the word to all tenants until the window begins.
-_LEAD_NS = 500_000_000
+# From the word to all tenants, of whom none sends anything meanwhile, until the window begins.
+LEAD_NS = 500_000_000
 _SHOW_S = 0.2
 _LIMITS = Limits()
 _NOT_ASKED = Provenance()
@@ -274,7 +274,7 @@ class LivingTenants:
         told = self.tenants.are_ready
         shown = {name: (pid, told[name].shown) for name, pid in self.tenants.pids.items()}
         looking = Watch(self.plan, looks, shown)
-        begin_ns = time.monotonic_ns() + _LEAD_NS
+        begin_ns = time.monotonic_ns() + LEAD_NS
         window = Window(begin_ns, begin_ns + duration_ns)
         self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
 
