@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -51,12 +52,21 @@ def test_gaps_have_three_percentiles_a_side_and_interrupts_a_row_a_type() -> Non
 
 
 def test_what_a_record_did_not_keep_is_refused() -> None:
-    record = read_record(next(STORED.glob("*beside-cpu*.json")))
+    record = planted(read_record(next(STORED.glob("*beside-cpu*.json"))))
+    causes = record.causes
+    assert causes is not None
+    assert causes.launch_pairs is not None
+    assert causes.interrupts is not None
+    kept = {
+        "launch_pairs": replace(causes.launch_pairs, gaps_without_switch={}),
+        "interrupts": [replace(each, max_ns=None) for each in causes.interrupts],
+    }
+    record = record.model_copy(update={"causes": causes.model_copy(update=kept)})
     notes = Notes()
     (row,) = _traced_rows({"cpu": [record]}, notes)
     assert row[2].endswith(" / — / —")
     rows = _interrupt_rows({"cpu": [record]}, notes)
     assert {each[6] for each in rows} == {"—"}
     said = notes.lines(len(rows))
-    assert "P90 and P99 of gaps refused for cpu: they were not kept" in said
+    assert "P90 and P99 of gaps refused for the cell: they were not kept" in said
     assert any(line.startswith("max refused for") for line in said)

@@ -29,7 +29,6 @@ from pytest_hwqueue.parts.workloads.tenants.models import (
     seeded_model,
 )
 from pytest_hwqueue.parts.workloads.tenants.shapes import find_model, missing_package, model_shape
-from tests.conftest import slow
 from tests.parts.workloads.torchvision_standin import put_on_path
 
 NAME = "torchvision:resnet18"
