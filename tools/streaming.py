@@ -62,16 +62,20 @@ async def _play(name: str, number: int) -> AsyncIterator[str]:
             yield text
     finally:
         # Also of one whose client has gone.
-        _log(ANSWERED, number=number, sent=sent_ns, tokens=tokens_of(name, len(sent_ns)))
+        _log(ANSWERED, number=number, sent=sent_ns, tokens=_tokens(name, len(sent_ns)))
 
 
 @cache
-def tokens_of(name: str, sent: int) -> int:
-    """Return the tokens in a stream's first parts: its last count, or events with any if more.
+def _tokens(name: str, sent: int) -> int:
+    return tokens_in("".join(text for _, text in _parts(name)[:sent]))
+
+
+def tokens_in(said: str) -> int:
+    """Return the tokens in a text of events: its last count, or the events with any if more.
 
     Reasoning that is counted and not streamed is none.
     """
-    said = "".join(text for _, text in _parts(name)[:sent]).replace("\r\n", "\n")
+    said = said.replace("\r\n", "\n")
     events, counted, hidden = 0, 0.0, 0.0
     for event in said.split("\n\n"):
         lines = event.split("\n")
