@@ -6,7 +6,6 @@ a session imports as users start it is the matter of tests that start one anew.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import json
@@ -18,15 +17,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from _pytest.assertion.rewrite import AssertionRewritingHook
-
-from pytest_hwqueue.plugin.pytest_internals import import_builtin_plugins
+from _pytest.assertion import install_importhook
+from _pytest.config import get_config
 
 _AHEAD = (
     "pytest_benchmark.plugin",
@@ -35,6 +32,7 @@ _AHEAD = (
     "pytest_hwqueue.answers.session.tables",
     "pytest_hwqueue.plugin.budget",
     "pytest_hwqueue.plugin.measuring",
+    "pytest_hwqueue.plugin.pytest_internals",
     "pytest_hwqueue.plugin.regression",
     "pytest_hwqueue.plugin.scenario_session",
     "pytest_hwqueue.plugin.selection",
@@ -101,13 +99,13 @@ class SessionServer:
 def main() -> None:
     """Fork on request, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import_builtin_plugins()
+    # As in a session, asserts are rewritten; it would warn of a plugin in which they are not.
+    hook = install_importhook(get_config())
+    hook.mark_rewrite("pytest_benchmark", "pytest_hwqueue", "xdist")
     for module in _AHEAD:
         importlib.import_module(module)
-    # A session says so of each plugin whose asserts it can no longer rewrite.
-    AssertionRewritingHook._warn_already_imported = (  # type: ignore[method-assign]
-        lambda self, name: None
-    )
+    sys.modules["pytest_hwqueue.plugin.pytest_internals"].import_builtin_plugins()
+    sys.meta_path.remove(hook)
     gc.collect()
     gc.freeze()
     requests = socket.socket(fileno=int(sys.argv[-1]))
@@ -139,17 +137,8 @@ def _begin(request: _Request, output: int, errors: int) -> NoReturn:
     sys.argv[1:] = arguments
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd()
-    status = 0
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        status = int(ended.code or 0)
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(ValueError, OSError):
-            stream.flush()
-    os._exit(status)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit()
 
 
 if __name__ == "__main__":

@@ -206,18 +206,15 @@ def test_a_block_of_a_test_runs_beside_a_noise(
 
 
 @pytest.mark.parametrize(
-    ("device", "rank", "reason"),
+    ("device", "reason"),
     [
-        ("sim:h200", None, "a simulated device does not use"),
-        ("cpu", "a rank", "leave torchrun out"),
-        ("cpu", None, "leave out --hwq-isolation=none"),
+        ("sim:h200", "a simulated device does not use"),
+        ("cpu", "leave out --hwq-isolation=none"),
     ],
 )
 def test_a_block_where_there_can_be_no_noise_is_skipped(
-    session: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch,
-    device: str, rank: str | None, reason: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("pytest_hwqueue.plugin.noise.launched_rank", lambda _: rank)
+    session: pytest.Pytester, run_in_process: RunInProcess, device: str, reason: str
+) -> None:
     session.makepyfile(
         test_block="def test_block(hwq_noise):\n"
         "    assert not hwq_noise.possible()\n"

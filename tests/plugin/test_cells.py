@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from pytest_hwqueue.data.errors import BadInput, BadOption
 from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS, workload_class
-from pytest_hwqueue.plugin import cells
 from pytest_hwqueue.plugin.cells import (
     auto_dispatch,
     check_parameters,
@@ -166,7 +166,7 @@ def test_an_id_names_the_ranks_of_a_launcher_though_it_is_one(
 
 
 def test_a_tests_own_name_begins_at_the_top_of_its_repository(
-    collect: Collect, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    collect: Collect, pytester: pytest.Pytester
 ) -> None:
     text = (
         "import pytest\n"
@@ -176,22 +176,21 @@ def test_a_tests_own_name_begins_at_the_top_of_its_repository(
         "        def test_it(self, n): pass\n"
     )
     place = "test_mine.py::TestOuter::TestInner::test_it"
-    (item,) = collect(text)
-    assert own_name(item) == place
-    folder = pytester.mkdir("own")
-    folder.joinpath("test_mine.py").write_text(text)
-    (item,) = collect("", "own")
-    # As long as there is no repository, from pytest's root folder.
-    assert own_name(item) == f"own/{place}"
-    cells._top_of_git.cache_clear()
+
+    def named(folder: str, *arguments: str) -> str:
+        pytester.mkdir(folder).joinpath("test_mine.py").write_text(text)
+        (item,) = collect("", *arguments, folder)
+        return own_name(item)
+
+    # Without a repository, from pytest's root folder.
+    assert named("outside") == f"outside/{place}"
     pytester.mkdir(".git").joinpath("HEAD").write_text("ref: refs/heads/main\n")
-    assert own_name(item) == f"own/{place}"
-    (inside,) = collect("", "--rootdir=own", "own")
-    assert own_name(inside) == f"own/{place}"
-    cells._top_of_git.cache_clear()
+    assert named("inside") == f"inside/{place}"
+    assert named("below", "--rootdir=below") == f"below/{place}"
     # A worktree's and a submodule's is a file.
-    folder.joinpath(".git").write_text("gitdir: elsewhere\n")
-    assert own_name(item) == place
+    pytester.mkdir("module").joinpath(".git").write_text("gitdir: elsewhere\n")
+    pytester.mkdir("module/tests")
+    assert named("module/tests/deep") == f"tests/deep/{place}"
 
 
 def test_tests_of_one_name_and_parameters_share_a_cell(collect: Collect) -> None:
@@ -278,13 +277,15 @@ def test_noise_parametrizes_tests_that_do_not_run_it_themselves(collect: Collect
     ]
 
 
-def test_own_tests_get_at_most_a_stream_per_core_of_the_host(
-    collect: Collect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for cores, streams in ((3, 3), (64, 8)):
-        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        (item,) = collect("def test_it(hwq): pass\n", "--hwq-device=cpu")
-        assert item.name == f"test_it[cpu-s{streams}-native-eager]"
+def test_own_tests_get_at_most_a_stream_per_core_of_the_host(collect: Collect) -> None:
+    cores = os.sched_getaffinity(0)
+    try:
+        for there in (cores, {min(cores)}):
+            os.sched_setaffinity(0, there)
+            (item,) = collect("def test_it(hwq): pass\n", "--hwq-device=cpu")
+            assert item.name == f"test_it[cpu-s{min(8, len(there))}-native-eager]"
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,16 @@ def test_a_block_where_there_can_be_none_skips_its_test(given: Any, reason: str)
     assert session.asked == []
 
 
+def test_a_block_of_a_launchers_rank_skips_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    hwq_noise = noise(Session())
+    assert not hwq_noise.possible()
+    with pytest.raises(pytest.skip.Exception, match="leave torchrun out"), hwq_noise("none"):
+        raise AssertionError
+
+
 def test_a_program_that_is_not_there_skips_the_test(tmp_path: Path) -> None:
     description = tmp_path / "absent.yaml"
     description.write_text("command: [no-such-program]\ninstall: get it\n")

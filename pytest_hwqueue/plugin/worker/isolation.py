@@ -23,6 +23,7 @@ from pytest_hwqueue.plugin.worker.local_ranks import (
     MAIN,
     STARTING_S,
     LocalRanks,
+    Start,
     have_collect,
     worker_input,
 )
@@ -52,8 +53,10 @@ class Isolation:
         items: Sequence[pytest.Item],
         progress: Progress,
         only_traced: bool = False,
+        start: Start = MeasuredProcess.start,
     ) -> None:
         self._config = config
+        self._start_process = start
         self._session = session
         self._progress = progress
         self._only_traced = only_traced
@@ -159,10 +162,10 @@ class Isolation:
             start = self._start(services.notes)
             server = self._config.stash.get(FORK_SERVER, None)
             if ranks == 1:
-                self._child = MeasuredProcess.start(server, MAIN, environment, log)
+                self._child = self._start_process(server, MAIN, environment, log)
                 have_collect(self._child, start)
             else:
-                self._child = LocalRanks(server, environment, log, ranks)
+                self._child = LocalRanks(server, environment, log, ranks, self._start_process)
                 self._child.have_collect(start)
         return self._child
 

@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +89,8 @@ def _start(worker: MeasuredProcess, start: WorkerStart) -> None:
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
 # what a failure means (`engine.cell.ranks.RankGroup`), in less than this.
 _OTHERS_S = 15.0
+# Starts a process, as `MeasuredProcess.start` does.
+Start = Callable[["ForkServer | None", "Main", Mapping[str, str], Path], MeasuredProcess]
 
 
 class LocalRanks:
@@ -98,7 +100,13 @@ class LocalRanks:
     """
 
     def __init__(
-        self, server: ForkServer | None, environment: Mapping[str, str], log: Path, size: int
+        self,
+        server: ForkServer | None,
+        environment: Mapping[str, str],
+        log: Path,
+        size: int,
+        start: Start = MeasuredProcess.start,
+        others_s: float = _OTHERS_S,
     ) -> None:
         """Start the ranks.
 
@@ -107,6 +115,8 @@ class LocalRanks:
             environment: the whole environment of each.
             log: the ranks' logs are named after it.
             size: how many ranks.
+            start: starts each.
+            others_s: longest time that the others may take once one has ended or failed.
 
         """
         self._inbox: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
@@ -115,10 +125,11 @@ class LocalRanks:
         self._hurry: float | None = None
         self._ranks: list[MeasuredProcess] = []
         self._environment = environment
+        self._others_s = others_s
         try:
             for rank in range(size):
                 own = log.with_name(f"{log.stem}-rank-{rank}.log")
-                self._ranks.append(MeasuredProcess.start(server, MAIN, environment, own))
+                self._ranks.append(start(server, MAIN, environment, own))
                 self._ranks[rank].deliver_to(self._inbox, rank)
         except BaseException:
             self.kill("not started")
@@ -193,7 +204,7 @@ class LocalRanks:
                 if len(self._finished) == len(self._ranks):
                     retire = any(each["retire"] for each in self._finished.values())
                     return {**self._finished[0], "retire": retire or bool(self._failed)}
-                self._hurry = self._hurry or time.monotonic() + _OTHERS_S
+                self._hurry = self._hurry or time.monotonic() + self._others_s
             elif rank == 0:
                 return message
             elif message["kind"] != "call":
@@ -204,7 +215,7 @@ class LocalRanks:
                 data = message["arguments"]["data"]
                 if data["outcome"] == "failed":
                     self._failed[rank] = str(data["longrepr"])
-                    self._hurry = self._hurry or time.monotonic() + _OTHERS_S
+                    self._hurry = self._hurry or time.monotonic() + self._others_s
 
     def finish(self, within_s: float) -> None:
         """Ask the ranks to exit; end them if they do not."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.processes.channel import ProcessEnded
-from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.plugin.keys import ASSIGNMENT, PROVENANCE, Assignment, item_key
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from tests.plugin.conftest import Collect
@@ -24,7 +22,7 @@ RETIRES = {"kind": "finished", "retire": True}
 class Worker:
     """A worker's process: answers each test that it is sent with what comes next."""
 
-    def __init__(self, log: Path, environment: dict[str, str], answers: Iterator[Any]) -> None:
+    def __init__(self, log: Path, environment: dict[str, str], answers: list[Any]) -> None:
         self.log, self.environment, self._answers = log, environment, answers
         self.pid = 7
         self.start: dict[str, Any] = {}
@@ -38,7 +36,7 @@ class Worker:
             self._messages.append({"kind": "ready"})
         if kind == "run":
             self.ran.append((content["item"], content["next"]))
-            self._messages.append(next(self._answers, ENDS))
+            self._messages.append(self._answers.pop(0) if self._answers else ENDS)
 
     def receive(self, deadline: float | None) -> Any:
         message = self._messages.pop(0)
@@ -60,12 +58,20 @@ class Worker:
 
 
 class Handed:
-    """Tests that are handed to workers, and all that is told of them."""
+    """Tests that are handed to workers, and all that is told of them.
 
-    def __init__(self, items: list[pytest.Item], folder: Path, only_traced: bool = False) -> None:
+    Attributes:
+        workers: those that were started.
+        answers: what tests come to, in order; all others end, and leave their worker fit.
+
+    """
+
+    def __init__(self, items: list[pytest.Item], folder: Path) -> None:
         self.items = items
         self.reports: list[Any] = []
         self.collected: list[Any] = []
+        self.workers: list[Worker] = []
+        self.answers: list[Any] = []
         config: Any = items[0].config
         config.stash[PROVENANCE] = Provenance()
         session: Any = SimpleNamespace(
@@ -75,36 +81,17 @@ class Handed:
         progress: Any = SimpleNamespace(
             update=lambda *_: None, show=lambda _: None, clear=lambda: None
         )
-        self.isolation = Isolation(config, session, items, progress, only_traced)
+        self.isolation = Isolation(config, session, items, progress, start=self._start)
+
+    def _start(self, server: Any, main: str, environment: Any, log: Path) -> Any:
+        assert main == "pytest_hwqueue.plugin.worker.process"
+        self.workers.append(Worker(log, environment, self.answers))
+        return self.workers[-1]
 
     def run(self, *names: str) -> None:
         for name in names:
             (item,) = (each for each in self.items if each.name.startswith(f"test_{name}["))
             self.isolation.run(item, self.reports.append)
-
-
-@pytest.fixture
-def answers() -> list[Any]:
-    """What tests come to, in order; all others end, and leave their worker fit."""
-    return []
-
-
-@pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> list[Worker]:
-    """The workers that are started."""
-    started: list[Worker] = []
-
-    def follow() -> Iterator[Any]:
-        while answers:
-            yield answers.pop(0)
-
-    def start(server: Any, main: str, environment: Any, log: Path) -> Worker:
-        assert main == "pytest_hwqueue.plugin.worker.process"
-        started.append(Worker(log, environment, follow()))
-        return started[-1]
-
-    monkeypatch.setattr(MeasuredProcess, "start", start)
-    return started
 
 
 TESTS = "def test_a(hwq): pass\ndef test_b(hwq): pass\ndef test_c(hwq): pass\n"
@@ -117,10 +104,10 @@ def handed(collect: Collect, tmp_path: Path) -> Handed:
 
 
 def test_one_worker_runs_all_tests_and_knows_which_follows(
-    handed: Handed, workers: list[Worker]
+    handed: Handed,
 ) -> None:
     handed.run("a", "b", "c")
-    (worker,) = workers
+    (worker,) = handed.workers
     a, b, c = map(item_key, handed.items)
     assert worker.ran == [(a, b), (b, c), (c, None)]
     assert worker.log.name == "worker-1.log"
@@ -132,7 +119,7 @@ def test_one_worker_runs_all_tests_and_knows_which_follows(
 
 
 def test_a_worker_collects_the_tests_files_with_the_sessions_arguments(
-    handed: Handed, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+    handed: Handed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p 'no:a b'")
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "x")
@@ -140,14 +127,14 @@ def test_a_worker_collects_the_tests_files_with_the_sessions_arguments(
     config.option.basetemp = "/base"
     config.stash[ASSIGNMENT] = Assignment(planned={"cell": 400})
     handed.run("a")
-    start = workers[0].start
+    start = handed.workers[0].start
     assert start["files"] == [str(handed.items[0].path)]
     assert start["arguments"][:2] == ["-p", "no:a b"]
     assert [*map(str, config.invocation_params.args)] == start["arguments"][2 : -3 - cov(config)]
     assert "--capture=sys" in start["arguments"]
     assert start["assignment"] == [1, [], False, {"cell": 400}]
     assert start["basetemp"].startswith("/base-hwq-")
-    assert "PYTEST_CURRENT_TEST" not in workers[0].environment
+    assert "PYTEST_CURRENT_TEST" not in handed.workers[0].environment
 
 
 def cov(config: pytest.Config) -> int:
@@ -156,62 +143,60 @@ def cov(config: pytest.Config) -> int:
 
 
 def test_a_worker_that_is_unfit_is_replaced(
-    handed: Handed, workers: list[Worker], answers: list[Any]
+    handed: Handed,
 ) -> None:
-    answers += [ENDS, RETIRES]
+    handed.answers += [ENDS, RETIRES]
     handed.run("a", "b", "c")
-    assert [len(worker.ran) for worker in workers] == [2, 1]
-    assert [worker.log.name for worker in workers] == ["worker-1.log", "worker-2.log"]
-    assert workers[0].ended == ["finished", "closed"]
+    assert [len(worker.ran) for worker in handed.workers] == [2, 1]
+    assert [worker.log.name for worker in handed.workers] == ["worker-1.log", "worker-2.log"]
+    assert handed.workers[0].ended == ["finished", "closed"]
 
 
 def test_each_round_has_a_fresh_worker_and_its_own_order(
-    handed: Handed, workers: list[Worker]
+    handed: Handed,
 ) -> None:
     handed.run("a")
     a, _, c = handed.items
     handed.isolation.begin_round(2, [c, a])
     handed.run("c", "a")
-    assert [worker.start["assignment"][0] for worker in workers] == [1, 2]
-    assert workers[0].ended == ["finished", "closed"]
-    assert workers[1].ran == [(item_key(c), item_key(a)), (item_key(a), None)]
+    assert [worker.start["assignment"][0] for worker in handed.workers] == [1, 2]
+    assert handed.workers[0].ended == ["finished", "closed"]
+    assert handed.workers[1].ran == [(item_key(c), item_key(a)), (item_key(a), None)]
 
 
 def test_a_worker_that_dies_costs_its_test_alone(
-    handed: Handed, workers: list[Worker], answers: list[Any]
+    handed: Handed,
 ) -> None:
-    answers += [ProcessEnded("died by SIGKILL")]
+    handed.answers += [ProcessEnded("died by SIGKILL")]
     handed.run("a", "b")
     (report,) = handed.reports
     assert report.longreprtext.startswith("the worker process died by SIGKILL: test_a")
     assert report.sections == [("worker", "its last words")]
-    assert workers[0].ended == ["no longer fit", "closed"]
-    assert [len(worker.ran) for worker in workers] == [1, 1]
+    assert handed.workers[0].ended == ["no longer fit", "closed"]
+    assert [len(worker.ran) for worker in handed.workers] == [1, 1]
 
 
 def test_an_interrupted_test_ends_its_worker_and_has_no_outcome(
-    handed: Handed, workers: list[Worker], answers: list[Any]
+    handed: Handed,
 ) -> None:
-    answers += [KeyboardInterrupt()]
+    handed.answers += [KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         handed.run("a")
     assert handed.reports == []
     (report,) = handed.collected
     assert "interrupted" in report.longreprtext
-    assert workers[0].ended == ["no longer fit", "closed"]
+    assert handed.workers[0].ended == ["no longer fit", "closed"]
 
 
-def test_a_mode_that_cannot_be_opened_fails_its_test(
-    collect: Collect, tmp_path: Path, workers: list[Worker]
-) -> None:
+def test_a_mode_that_cannot_be_opened_fails_its_test(collect: Collect, tmp_path: Path) -> None:
     items = collect(TESTS, "--hwq-device=cuda", "--hwq-streams=1", "--hwq-scheduler=native,mps")
     handed = Handed(items, tmp_path)
     native, mps = items[:2]
     handed.isolation.run(native, handed.reports.append)
     # The one that follows needs another worker.
-    assert workers[0].ran == [(item_key(native), None)]
+    assert handed.workers[0].ran == [(item_key(native), None)]
     handed.isolation.run(mps, handed.reports.append)
-    assert len(workers) == 1
+    assert len(handed.workers) == 1
     (report,) = handed.reports
     assert report.failed
-    assert workers[0].ended == ["finished", "closed"]
+    assert handed.workers[0].ended == ["finished", "closed"]

@@ -10,9 +10,7 @@ import pytest
 
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.parts.processes.channel import ProcessEnded
-from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.plugin.keys import Assignment
-from pytest_hwqueue.plugin.worker import local_ranks
 from pytest_hwqueue.plugin.worker.calls import WorkerStart
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks, have_collect, worker_input
 from tests.plugin.conftest import Configure
@@ -59,34 +57,34 @@ class Process:
         return f"words of {self.pid}" if self.pid == 101 else ""
 
 
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+class Processes(list[Process]):
     """The processes that are started, in order; the fourth cannot be."""
-    started: list[Process] = []
 
-    def start(server: Any, main: str, environment: Any, log: Path) -> Process:
-        if len(started) == 3:
+    def start(self, server: Any, main: str, environment: Any, log: Path) -> Any:
+        if len(self) == 3:
             raise OSError("no more")
-        assert log.name == f"worker-1-rank-{len(started)}.log"
-        started.append(Process(100 + len(started)))
-        return started[-1]
+        assert log.name == f"worker-1-rank-{len(self)}.log"
+        self.append(Process(100 + len(self)))
+        return self[-1]
 
-    monkeypatch.setattr(MeasuredProcess, "start", start)
-    return started
-
-
-def two() -> LocalRanks:
-    return LocalRanks(None, {"A": "b"}, Path("/logs/worker-1.log"), 2)
+    def ranks(self, size: int = 2, others_s: float = 60.0) -> LocalRanks:
+        log = Path("/logs/worker-1.log")
+        return LocalRanks(None, {"A": "b"}, log, size, self.start, others_s)
 
 
-def test_ranks_that_cannot_all_be_started_are_ended(processes: list[Process]) -> None:
+@pytest.fixture
+def processes() -> Processes:
+    return Processes()
+
+
+def test_ranks_that_cannot_all_be_started_are_ended(processes: Processes) -> None:
     with pytest.raises(OSError, match="no more"):
-        LocalRanks(None, {}, Path("/logs/worker-1.log"), 4)
+        processes.ranks(4)
     assert [each.ended for each in processes] == [["not started", "closed"]] * 3
 
 
-def test_the_first_hosts_the_store_and_all_collect(processes: list[Process]) -> None:
-    ranks = two()
+def test_the_first_hosts_the_store_and_all_collect(processes: Processes) -> None:
+    ranks = processes.ranks()
     assert (ranks.pid, ranks.pids) == (100, [100, 101])
     processes[0].says(kind="store", port=29500)
     processes[1].says(kind="ready")
@@ -101,21 +99,7 @@ def test_the_first_hosts_the_store_and_all_collect(processes: list[Process]) -> 
         assert environment["MASTER_PORT"] == "29500"
 
 
-def test_who_does_not_collect_in_time_is_named(
-    processes: list[Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_ranks, "STARTING_S", 0.05)
-    ranks = two()
-    processes[0].says(kind="store", port=29500)
-    processes[0].says(kind="ready")
-    with pytest.raises(ProcessEnded, match=r"was not ready within 0 s: rank 1$"):
-        ranks.have_collect(START)
-    assert [each.ended for each in processes] == [["not ready"]] * 2
-
-
-def test_a_lone_worker_that_does_not_collect_in_time_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lone_worker_that_does_not_collect_in_time_is_ended() -> None:
     worker: Any = Process(100)
     messages = [{"kind": "call"}, {"kind": "ready"}]
     worker.receive = lambda deadline: messages.pop(0) if messages else None
@@ -126,8 +110,8 @@ def test_a_lone_worker_that_does_not_collect_in_time_is_ended(
     assert worker.ended == ["not ready"]
 
 
-def test_a_test_ends_when_all_have_finished_it(processes: list[Process]) -> None:
-    ranks = two()
+def test_a_test_ends_when_all_have_finished_it(processes: Processes) -> None:
+    ranks = processes.ranks()
     ranks.send("run", item="a")
     processes[0].says(kind="call", method="progress")
     processes[1].says(kind="finished", retire=True)
@@ -144,9 +128,9 @@ def test_a_test_ends_when_all_have_finished_it(processes: list[Process]) -> None
 
 
 def test_calls_of_the_others_are_answered_and_the_answers_of_the_session_go_to_the_first(
-    processes: list[Process],
+    processes: Processes,
 ) -> None:
-    ranks = two()
+    ranks = processes.ranks()
     processes[1].says(kind="call", method="keep_device", waits=True, arguments={})
     processes[1].says(kind="call", method="progress", waits=False, arguments={})
     processes[1].says(kind="ready")
@@ -163,10 +147,9 @@ def failed(text: str) -> dict[str, Any]:
 
 
 def test_ranks_that_wait_for_one_that_failed_are_ended(
-    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+    processes: Processes,
 ) -> None:
-    monkeypatch.setattr(local_ranks, "_OTHERS_S", 0.05)
-    ranks = two()
+    ranks = processes.ranks(others_s=0.05)
     processes[1].says(**failed("a traceback\nit broke"))
     with pytest.raises(ProcessEnded, match=r"could not go on: rank 1: it broke$"):
         ranks.receive(None)
@@ -185,16 +168,16 @@ def test_ranks_that_wait_for_one_that_failed_are_ended(
     assert ranks.receive(None) == {"kind": "finished", "retire": True}
 
 
-def test_a_rank_that_ended_is_named(processes: list[Process]) -> None:
-    ranks = two()
+def test_a_rank_that_ended_is_named(processes: Processes) -> None:
+    ranks = processes.ranks()
     processes[1].says()
     with pytest.raises(ProcessEnded, match="ended: rank 1 was killed"):
         ranks.receive(None)
     assert ranks.dump_stacks() == "rank 0:\nstack of 100\nrank 1:\nstack of 101"
 
 
-def test_all_are_asked_to_exit_before_any_is_waited_for(processes: list[Process]) -> None:
-    ranks = two()
+def test_all_are_asked_to_exit_before_any_is_waited_for(processes: Processes) -> None:
+    ranks = processes.ranks()
 
     def gone(kind: str, **content: Any) -> None:
         raise ProcessEnded("gone")

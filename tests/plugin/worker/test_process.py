@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import pdb
 import queue
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.options.suite import plugin_name
-from pytest_hwqueue.parts.processes.channel import ProcessEnded
 from pytest_hwqueue.plugin.keys import Assignment
 from pytest_hwqueue.plugin.worker.calls import SessionCalls, WorkerStart
 from pytest_hwqueue.plugin.worker.process import WorkerPlugin
@@ -185,22 +181,3 @@ def test_without_a_worker_a_session_has_little_to_do() -> None:
     assert claimed == [("cell", "test_mine.py::test_it")]
     with pytest.raises(NotImplementedError, match="noise runs only beside a worker"):
         calls.begin_noise("cpu", 3)
-
-
-def test_a_session_that_has_gone_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-    monkeypatch.setattr(os, "killpg", lambda *given: killed.put(given))
-    channel: Any = Channel()
-    # Here the process outlives it.
-    channel.commands.put({"kind": "exit"})
-
-    def gone() -> dict[str, Any]:
-        del channel.receive
-        raise ProcessEnded("gone")
-
-    channel.receive = gone
-    start = WorkerStart(
-        [], Path(), [], Path(), "pytest", Assignment(planned={}), Provenance(), {}, None, {}
-    )
-    WorkerPlugin(channel, start)
-    assert killed.get(timeout=60) == (os.getpgrp(), signal.SIGKILL)

@@ -65,8 +65,10 @@ class Worker:
         self._messages = [*messages]
         self.sent: list[tuple[str, dict[str, object]]] = []
         self.killed: list[str] = []
+        self.deadlines: list[float | None] = []
 
     def receive(self, deadline: float | None) -> dict[str, Any] | None:
+        self.deadlines.append(deadline)
         if self._messages:
             return self._messages.pop(0)
         assert deadline is not None
@@ -108,7 +110,8 @@ class Followed:
         self.collected: list[Any] = []
         self.failed: list[tuple[str, str]] = []
         self.shown: list[tuple[Any, ...]] = []
-        session: Any = SimpleNamespace(
+        self.item = item
+        self.session = SimpleNamespace(
             settings=Settings(timeout=timeout, seed=7), folder=folder, command="pytest",
             provenance=Provenance(), collect=self.collected.append,
             claim=lambda *claim: self.claimed.append(claim),
@@ -117,9 +120,9 @@ class Followed:
             update=lambda *shown: self.shown.append(shown),
             show=lambda text: self.shown.append((text,)),
         )
-        self.run = ItemRun(
-            item, session, progress, 3, self.emitted.append, lambda *said: self.failed.append(said)
-        )
+        session: Any = self.session
+        failed: Any = lambda *said: self.failed.append(said)  # noqa: E731
+        self.run = ItemRun(item, session, progress, 3, self.emitted.append, failed)
 
     def follow(self, *messages: dict[str, Any], services: Services | None = None) -> bool:
         self.worker = Worker(*messages)
@@ -161,7 +164,7 @@ def test_reports_are_passed_on_until_the_worker_has_finished(
         ("setup", "passed"), ("call", "passed")
     ]  # fmt: skip
     # Node ids of a worker may begin at another folder.
-    assert {each.nodeid for each in followed.emitted} == {"test_mine.py::" + followed.run._name()}
+    assert {each.nodeid for each in followed.emitted} == {"test_mine.py::" + followed.item.name}
     assert followed.failed == []
     followed.follow(reported("failed", longrepr="it broke"), ends)
     assert followed.failed == [("it broke", "")]
@@ -175,7 +178,7 @@ def test_a_test_that_a_worker_did_not_collect_fails(followed: Followed) -> None:
 
 
 def test_a_cell_is_claimed_for_the_sessions_test_and_a_refusal_is_answered(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
+    followed: Followed,
 ) -> None:
     followed.follow(BEGINS, call("progress", stage="measure", done=1, planned=2),
                     {"kind": "finished", "retire": False})  # fmt: skip
@@ -187,7 +190,7 @@ def test_a_cell_is_claimed_for_the_sessions_test_and_a_refusal_is_answered(
     def refuse(*_: str) -> None:
         raise BadInput("another measures it")
 
-    monkeypatch.setattr(followed.run._session, "claim", refuse)
+    followed.session.claim = refuse
     followed.follow(BEGINS, {"kind": "finished", "retire": False})
     assert followed.worker.sent == [
         ("answer", {"error": "bad input", "text": "another measures it"})
@@ -238,22 +241,12 @@ def test_a_worker_that_hangs_is_ended_and_its_cell_is_a_timeout(
         assert all(each == reason for _, each, _ in of(entries))
 
 
-def test_waiting_for_another_session_stops_the_clock(
-    collect: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_another_session_stops_the_clock(collect: Collect, tmp_path: Path) -> None:
     (item,) = collect("def test_it(hwq): pass\n", "--hwq-device=sim:h200")
     followed = Followed(item, tmp_path, timeout=0.05)
-    deadlines: list[float | None] = []
-    plain = Worker.receive
-
-    def receive(self: Worker, deadline: float | None) -> dict[str, Any] | None:
-        deadlines.append(deadline)
-        return plain(self, deadline)
-
-    monkeypatch.setattr(Worker, "receive", receive)
     followed.follow(call("waits_for_device", text="held by 7"),
                     call("waits_for_device", text=""))  # fmt: skip
-    assert [each is None for each in deadlines] == [False, True, False]
+    assert [each is None for each in followed.worker.deadlines] == [False, True, False]
     assert ("held by 7",) in followed.shown
 
 
@@ -266,7 +259,7 @@ def test_a_worker_that_died_leaves_a_record_with_its_place(followed: Followed) -
     assert report.longreprtext == f"killed by SIGKILL: {CELL.id}"
     (path,) = (Path(each["path"]) for each in getattr(report, REPORT_ATTRIBUTE))
     record = RunRecord.model_validate_json(path.read_bytes())
-    assert (record.run, record.seed, record.nodeid) == (3, 7, followed.run._item.nodeid)
+    assert (record.run, record.seed, record.nodeid) == (3, 7, followed.item.nodeid)
     # Interrupted, its record counts, and the test has no outcome.
     followed.run.ended("failed", "interrupted", "", failed_test=False)
     assert len(followed.emitted) == len(followed.collected) == 1
@@ -329,7 +322,7 @@ def test_a_warning_is_pytests_own(
     followed: Followed, category: str, expected: type[Warning]
 ) -> None:
     hears = Hears()
-    followed.run._item.config.pluginmanager.register(hears)
+    followed.item.config.pluginmanager.register(hears)
     followed.run.warning("old", category, "f.py", 3, "node", ("f.py", 3, "f"))
     recorded, *told = hears.heard
     assert told == ["runtest", "node", ("f.py", 3, "f")]
@@ -338,7 +331,7 @@ def test_a_warning_is_pytests_own(
 
 
 def test_noise_does_not_run_in_a_process_of_xdist(followed: Followed) -> None:
-    config: Any = followed.run._item.config
+    config: Any = followed.item.config
     config.workerinput = {}
     with pytest.raises(NotProven, match="leave out xdist's -n"):
         followed.run.begin_noise("cpu", 3)
