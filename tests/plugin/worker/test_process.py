@@ -124,8 +124,6 @@ def test_a_process_that_a_test_has_changed_is_to_be_retired(serve: Serve) -> Non
     [
         (None, "test_passes", "[1]"),
         ("test_passes", "test_passes", "[]"),
-        # Kept for one that does not follow after all.
-        ("test_warns", "test_passes", "[]"),
     ],
 )
 def test_fixtures_are_kept_for_the_test_that_follows(
@@ -135,6 +133,12 @@ def test_fixtures_are_kept_for_the_test_that_follows(
     assert ["Captured stdout call", f"said {ended}\n"] in map(
         list, channel.reports()[4]["sections"]
     )
+
+
+def test_fixtures_that_were_kept_for_one_that_does_not_follow_are_torn_down(serve: Serve) -> None:
+    text = f"{TESTS}\nclass TestIn:\n    def test_a(self): pass\n    def test_b(self): pass\n"
+    channel = serve(text, ("TestIn::test_a", "TestIn::test_b"), ("test_passes", None))
+    assert [each["outcome"] for each in channel.reports()] == ["passed"] * 6
 
 
 def test_a_warning_and_an_exit_go_to_the_session(serve: Serve) -> None:
@@ -156,6 +160,7 @@ def test_output_that_nobody_reads_is_left_out_in_its_middle(serve: Serve) -> Non
     ((_, text),) = call["sections"]
     assert text.startswith("a" * 500_000 + "\n[pytest-hwqueue left out 500001 characters")
     assert text.endswith("a\n")
+    assert len(text) < 1_000_100
 
 
 def test_what_the_session_does_alone_is_undone(serve: Serve, pytester: pytest.Pytester) -> None:
@@ -168,9 +173,10 @@ def test_what_the_session_does_alone_is_undone(serve: Serve, pytester: pytest.Py
 
 
 def test_fixtures_that_are_listed_travel_with_a_report(serve: Serve) -> None:
-    reports = serve(TESTS, ("test_passes", None), arguments=("--setup-show",)).reports()
+    reports = serve(TESTS, ("test_passes", None), arguments=("--setup-show", "-v")).reports()
     assert "SETUP    M shared" in reports[0]["hwq_listed"]
-    assert "PASSED" not in reports[1]["hwq_listed"]
+    # The session has a reporter of its own.
+    assert not any("PASSED" in each["hwq_listed"] for each in reports)
 
 
 def test_without_a_worker_a_session_has_little_to_do() -> None:
