@@ -23,7 +23,7 @@ import pytest
 
 from pytest_hwqueue.data.figures.of_cell import summarise
 from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
-from pytest_hwqueue.data.records.declared import Declared, LatencyRatio
+from pytest_hwqueue.data.records.declared import DeclaredFigures, LatencyRatio
 from pytest_hwqueue.data.records.fingerprint import Fingerprint, Value
 from pytest_hwqueue.options.suite import plugin_name
 from pytest_hwqueue.parts.processes.fork_loop import AHEAD, LATE
@@ -381,7 +381,7 @@ def make_record(
         references_ns={"small_alone": [value // 5 for value in latency_ns]},
     )
     ratio = LatencyRatio("convoy_ratio", "small", "small_alone", "chain beside products over alone")
-    declared = Declared.model_validate({"ratios": [ratio]}, from_attributes=True)
+    declared = DeclaredFigures.model_validate({"ratios": [ratio]}, from_attributes=True)
     plain: dict[str, Any] = {
         "cell": measured,
         "cell_id": measured.id,

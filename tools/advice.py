@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.figures.of_requests import ServedRequests
 from pytest_hwqueue.data.metrics.dependence import independent_samples
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, spread_interval
 from pytest_hwqueue.engine.scenarios.deciding import planned_window
@@ -62,14 +62,14 @@ class Counts(NamedTuple):
         return Counts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def _window(name: str, seconds: float, generator: np.random.Generator) -> Served:
+def _window(name: str, seconds: float, generator: np.random.Generator) -> ServedRequests:
     n = max(1, round(seconds * _RATE_PER_S))
     latency = np.round(SERIES[name](n, generator) * _MS).astype(np.int64)
     finished = np.arange(n) * (10**9 // _RATE_PER_S) + latency
-    return Served(n, latency.tolist(), np.sort(finished).tolist(), int(seconds * 1e9))
+    return ServedRequests(n, latency.tolist(), np.sort(finished).tolist(), int(seconds * 1e9))
 
 
-def _judged(bound_ms: float, window: Served) -> GoalResult:
+def _judged(bound_ms: float, window: ServedRequests) -> GoalResult:
     return evaluate(parse_goal(f"high.p99 < {bound_ms:.6f} ms"), [window])
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from pytest_hwqueue.data.figures import of_requests as figures
-from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.figures.of_requests import ServedRequests
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, summarise_latency
 
@@ -93,10 +93,12 @@ def _series() -> dict[str, tuple[Generate, int]]:
     return found
 
 
-def _served(generated: Generated) -> Served:
+def _served(generated: Generated) -> ServedRequests:
     arrival, latency = (np.round(each * _SCALE).astype(np.int64) for each in generated)
     window_ns = int(arrival[-1]) + 1
-    return Served(latency.size, latency.tolist(), np.sort(arrival + latency).tolist(), window_ns)
+    return ServedRequests(
+        latency.size, latency.tolist(), np.sort(arrival + latency).tolist(), window_ns
+    )
 
 
 class _Truth(NamedTuple):

@@ -264,7 +264,7 @@ MOST_N_RATIO = 1.1
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFigure:
     """One figure of a cell's runs, all at the same number of samples.
 
     Attributes:
@@ -291,7 +291,7 @@ def prepare(
     *,
     pace: bool = False,
     paired: bool = False,
-) -> Prepared | None:
+) -> PreparedFigure | None:
     """Make a figure of both sides' runs comparable, or return None if the cell lacks it.
 
     Runs far shorter than the others are set aside; quantiles of all others are taken from their
@@ -310,7 +310,7 @@ def prepare(
     if plain is None:
         return None
     if plain.quantity.quantile is None:
-        return Prepared(plain, tuple(map(plain.run, old)), tuple(map(plain.run, new)))
+        return PreparedFigure(plain, tuple(map(plain.run, old)), tuple(map(plain.run, new)))
     # What a run has without the others: its own number of samples.
     whole = replace(plain, n=None)
     lengths = [[(run.session, whole.run(run).n) for run in side] for side in (old, new)]
@@ -331,7 +331,7 @@ def prepare(
     baseline, runs = (
         tuple(_accompanied(chosen, run, least) for run in side) for side in (kept_old, kept_new)
     )
-    return Prepared(chosen, baseline, runs, aside, remark)
+    return PreparedFigure(chosen, baseline, runs, aside, remark)
 
 
 def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
@@ -395,7 +395,7 @@ def seen_by_others(
     return f"{label} of the same runs sees {percent(min(seen))}: --hwq-fail-on={name},{best}"
 
 
-def _sd(prepared: Prepared, settings: GateSettings) -> float | None:
+def _sd(prepared: PreparedFigure, settings: GateSettings) -> float | None:
     """Return the standard deviation between runs of the logarithm, within sides or pairs."""
     sides = prepared.baseline, prepared.new
     if not all(math.isfinite(run.value) and run.value > 0 for side in sides for run in side):

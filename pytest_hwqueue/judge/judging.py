@@ -21,9 +21,9 @@ from pytest_hwqueue.judge.baselines.runs import (
     condition_differences,
     soft_differences,
 )
-from pytest_hwqueue.judge.baselines.sources import Source, Unmatched
+from pytest_hwqueue.judge.baselines.sources import Source, UnmatchedCell
 from pytest_hwqueue.judge.figures import (
-    Prepared,
+    PreparedFigure,
     ShortRun,
     prepare,
     require_known,
@@ -91,7 +91,7 @@ class Judgement:
 
     baseline: str
     verdicts: tuple[CellVerdict, ...]
-    missing: tuple[Unmatched, ...]
+    missing: tuple[UnmatchedCell, ...]
     shift: SuiteShift | None
     compared: int
     settings: GateSettings
@@ -150,7 +150,7 @@ class Judging:
         self._uncontended: dict[str, str] = {}
         # What the runs so far amount to; None since the last one was added.
         self._gate: SuiteGate | None = None
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[str, PreparedFigure] = {}
 
     def add(self, cell: CellBaseline) -> None:
         """Take new runs of a cell."""
@@ -196,7 +196,7 @@ class Judging:
         verdicts = gate.verdicts()
         reasons = not_measured or {}
         missing = tuple(
-            Unmatched(cell_id, reasons.get(cell_id, "not measured"))
+            UnmatchedCell(cell_id, reasons.get(cell_id, "not measured"))
             for cell_id in sorted(self._baseline.cells.keys() - self._new.keys())
         )
         judged = [
@@ -386,7 +386,7 @@ _RUNS = 5
 
 
 def _of_few_runs(
-    verdict: Verdict, prepared: Prepared, old: Sequence[StoredRun], new: Sequence[StoredRun]
+    verdict: Verdict, prepared: PreparedFigure, old: Sequence[StoredRun], new: Sequence[StoredRun]
 ) -> Verdict:
     """Return the verdict on too few new runs, with what the samples of one show beside one."""
     why = (
@@ -406,7 +406,7 @@ def _of_few_runs(
     return replace(verdict, sentence=f"{why}; {shown}", by_samples=change)
 
 
-def _of_lower(prepared: Prepared, old: StoredRun, new: StoredRun) -> str:
+def _of_lower(prepared: PreparedFigure, old: StoredRun, new: StoredRun) -> str:
     """Return the change of the highest lower percentile for which the samples suffice, as text."""
     figure = prepared.figure
     wanted = figure.quantity.quantile

@@ -10,7 +10,7 @@ from statistics import fmean
 from pytest_hwqueue.data.document.document import (
     Bullets,
     Column,
-    Folded,
+    FoldedPart,
     Heading,
     Paragraph,
     Part,
@@ -377,7 +377,7 @@ def judgement_parts(
         short = _passes_in_short([each.verdict for each in passes], judgement.settings)
         labels = dict.fromkeys(each.verdict.quantity.label for each in passes)
         short += f" ({', '.join(labels)})" if len(labels) > 1 else ""
-        parts += [Folded(short, verdict_table(passes, brief, details))]
+        parts += [FoldedPart(short, verdict_table(passes, brief, details))]
         lines = [
             f"{each.cell_id}, {each.verdict.quantity.label}: {aside}"
             for each in passes
@@ -410,7 +410,7 @@ def _naming(what: str, cells: Sequence[str], style: str, brief: bool, fold: bool
     if brief:
         shown = ", ".join(cells[:_MOST_NAMES])
         return Paragraph(f"{what}: {shown} and {len(cells) - _MOST_NAMES} more (-v)", style)
-    return Folded(f"{what}: {counted(len(cells), 'cell')}", Bullets({"": list(cells)}))
+    return FoldedPart(f"{what}: {counted(len(cells), 'cell')}", Bullets({"": list(cells)}))
 
 
 def verdict_table(

@@ -34,7 +34,7 @@ def loaded(path: Path) -> dict[str, Any]:
     return found
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A session that has ended, and its folder."""
 
     folder: Path
@@ -51,11 +51,11 @@ class Measured(NamedTuple):
 
 
 @pytest.fixture
-def here(pytester: pytest.Pytester, run_in_process: RunInProcess) -> Callable[..., Measured]:
+def here(pytester: pytest.Pytester, run_in_process: RunInProcess) -> Callable[..., MeasuredRun]:
     """Measures in this process, where torch is loaded already."""
 
-    def run(*arguments: str) -> Measured:
-        return Measured(pytester.path, run_in_process(*FAST, "--hwq-json=s.json", *arguments))
+    def run(*arguments: str) -> MeasuredRun:
+        return MeasuredRun(pytester.path, run_in_process(*FAST, "--hwq-json=s.json", *arguments))
 
     return run
 
@@ -142,16 +142,16 @@ def test_plain_again(place): assert os.getpid() == place
 
 
 @pytest.fixture(scope="module")
-def measured(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def measured(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> MeasuredRun:
     """A session of three files: of bounds, of failures, and of tests that share a fixture."""
     folder = tmp_path_factory.mktemp("measured")
     for name, text in (("bounds", BOUNDS), ("failures", FAILURES), ("shared", SHARED)):
         (folder / f"test_{name}.py").write_text(text)
     given = ("--hwq-streams=1", "--hwq-timeout=2", "--hwq-json=s.json", "--junitxml=j.xml")
-    return Measured(folder, sessions.result(folder, *FAST, *given))
+    return MeasuredRun(folder, sessions.result(folder, *FAST, *given))
 
 
-def test_bounds_on_latency_pass_or_fail_with_the_reason(measured: Measured) -> None:
+def test_bounds_on_latency_pass_or_fail_with_the_reason(measured: MeasuredRun) -> None:
     refused = (
         "P99 of *[[]cpu-s1-native-eager] is refused: has 20 samples; 1000 independent ones suffice*"
     )
@@ -169,7 +169,7 @@ def test_bounds_on_latency_pass_or_fail_with_the_reason(measured: Measured) -> N
     assert {record["metrics"]["latency"]["p99"]["value"] for record in records} == {None}
 
 
-def test_every_failure_costs_one_cell_only(measured: Measured) -> None:
+def test_every_failure_costs_one_cell_only(measured: MeasuredRun) -> None:
     # Two in the file of bounds, and four that share a fixture.
     measured.result.assert_outcomes(passed=7, failed=9, skipped=1, xfailed=1, warnings=2)
     assert measured.result.ret == pytest.ExitCode.TESTS_FAILED
@@ -192,7 +192,7 @@ def test_every_failure_costs_one_cell_only(measured: Measured) -> None:
     assert not _workers_of(measured.folder)
 
 
-def test_tests_in_worker_and_session_share_nothing_but_order(measured: Measured) -> None:
+def test_tests_in_worker_and_session_share_nothing_but_order(measured: MeasuredRun) -> None:
     assert [record["cell"] for record in measured.of("test_shared.py")] == [
         f"test_shared.py::test_measured::{name}[cpu-s1-native-eager-{size}]"
         for size in (1, 2)
@@ -204,7 +204,7 @@ def test_tests_in_worker_and_session_share_nothing_but_order(measured: Measured)
 
 def test_the_suite_measures_three_workloads(sessions: Sessions, tmp_path: Path) -> None:
     chosen = (str(SUITE), "-m", "P0", "--hwq-streams=1,2", "--hwq-json=s.json", "--hwq-profile")
-    measured = Measured(tmp_path, sessions.result(tmp_path, *FAST, *chosen))
+    measured = MeasuredRun(tmp_path, sessions.result(tmp_path, *FAST, *chosen))
     measured.result.assert_outcomes(passed=5, skipped=1)
     measured.result.stdout.fnmatch_lines(["*hetero_kernels takes 2 to 128 streams*"])
     names = {record["setting"]["name"] for record in measured.records}
@@ -346,7 +346,7 @@ def test_works_beside_xdist(sessions: Sessions, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"test_{name}.py").write_text(LINES)
     given = (*FAST, "--hwq-streams=1", "-n2", "--hwq-json=s.json")
-    measured = Measured(tmp_path, sessions.result(tmp_path, *given))
+    measured = MeasuredRun(tmp_path, sessions.result(tmp_path, *given))
     measured.result.assert_outcomes(passed=2)
     measured.result.stdout.fnmatch_lines(
         ["*hardware queues*", "*test_a*", "xdist's processes took turns on cpu: *"]
@@ -362,7 +362,7 @@ def test_works_beside_xdist(sessions: Sessions, tmp_path: Path) -> None:
 
 
 def test_measures_in_its_own_process_when_told_to_and_without_pytest_benchmark(
-    pytester: pytest.Pytester, here: Callable[..., Measured]
+    pytester: pytest.Pytester, here: Callable[..., MeasuredRun]
 ) -> None:
     pytester.makepyfile(
         """
@@ -427,7 +427,7 @@ def test_a_tests_id_names_its_cell_as_far_as_it_is_known_and_collecting_starts_n
 
 
 def test_ids_of_tests_and_cells_agree_and_streams_are_no_more_than_cores(
-    pytester: pytest.Pytester, here: Callable[..., Measured]
+    pytester: pytest.Pytester, here: Callable[..., MeasuredRun]
 ) -> None:
     pytester.makepyfile(
         test_own="""
@@ -465,7 +465,7 @@ def test_ids_of_tests_and_cells_agree_and_streams_are_no_more_than_cores(
     assert len(record["samples"]["pace_ns"]) == 20
 
 
-def test_a_lean_run_has_latency_and_throughput_alone(here: Callable[..., Measured]) -> None:
+def test_a_lean_run_has_latency_and_throughput_alone(here: Callable[..., MeasuredRun]) -> None:
     cell = (str(SUITE), "--hwq-workload=hetero_kernels", "--hwq-device=sim:h200", "--hwq-size=tiny",
             "--hwq-streams=8")  # fmt: skip
     (whole,), (lean,) = here(*cell).records, here(*cell, "--hwq-lean").records

@@ -21,7 +21,7 @@ from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples, 
 from pytest_hwqueue.data.records.declared import PACE
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.judge.baselines.runs import FieldDifference
-from pytest_hwqueue.judge.baselines.sources import Unmatched
+from pytest_hwqueue.judge.baselines.sources import UnmatchedCell
 from pytest_hwqueue.judge.judging import CellVerdict, Judgement
 from pytest_hwqueue.judge.runs import ProcessRun
 from pytest_hwqueue.judge.suite_gate import SuiteGate, SuiteShift
@@ -275,9 +275,9 @@ def judgement() -> Judgement:
             Verdict("no-baseline", "no-baseline", f"{own} is not in nvidia-h200/main", P99)),
     ]  # fmt: skip
     missing = (
-        Unmatched("resnet[cuda-s1-native-graph]", "not measured"),
-        Unmatched("resnet[cuda-s2-native-graph]", "not measured"),
-        Unmatched("resnet[cuda-s4-native-graph]", "failed: out of memory"),
+        UnmatchedCell("resnet[cuda-s1-native-graph]", "not measured"),
+        UnmatchedCell("resnet[cuda-s2-native-graph]", "not measured"),
+        UnmatchedCell("resnet[cuda-s4-native-graph]", "failed: out of memory"),
     )
     return judgement_of(verdicts, missing=missing)
 

@@ -13,7 +13,7 @@ from pytest_hwqueue.answers.page.render import page_of, write_page
 from pytest_hwqueue.data.document.document import Chart
 from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.data.records.cell import RunRecord, write_record
-from pytest_hwqueue.data.records.timelines import Kept, write_kept
+from pytest_hwqueue.data.records.timelines import TimelineData, write_kept
 from tests.answers.conftest import make
 from tests.browser.conftest import Open
 
@@ -43,7 +43,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, records: list[RunRecord]) -
     """Return a report of a session, with a timeline of 3000 kernels."""
     folder = tmp_path_factory.mktemp("report") / "session"
     folder.mkdir()
-    kept = Kept()
+    kept = TimelineData()
     kept.add("work on all streams", _timeline(3000))
     file = write_kept(folder, "kept", kept)
     for index, record in enumerate(records):

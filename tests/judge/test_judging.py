@@ -12,7 +12,7 @@ from pytest_hwqueue.answers.session.outcome import stored_lines
 from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.records.cell import RunRecord
 from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.judge.baselines.sources import Source, Unmatched
+from pytest_hwqueue.judge.baselines.sources import Source, UnmatchedCell
 from pytest_hwqueue.judge.figures import figure, known_names
 from pytest_hwqueue.judge.judging import Judgement, Judging, compare_sources
 from pytest_hwqueue.judge.stored import describe_stored
@@ -104,7 +104,7 @@ def test_every_named_figure_is_gated(make_cell: MakeCell) -> None:
 def test_cells_are_matched_by_what_they_are(make_cell: MakeCell) -> None:
     baseline = source(make_cell("a"), make_cell("renamed"), make_cell("failing"))
     measured = source(make_cell("a", (50, 51)), make_cell("new", (50, 51)))
-    crashed = Unmatched(make_cell("failing").header.cell.id, "failed: it crashed")
+    crashed = UnmatchedCell(make_cell("failing").header.cell.id, "failed: it crashed")
     new = Source("new", "session", measured.cells, (crashed,))
     judgement = compare_sources(baseline, new, ["p99"], SETTINGS)
     assert states(judgement) == {"a p99": "pass", "new p99": "no-baseline"}

@@ -11,7 +11,7 @@ from pytest_hwqueue.parts.workloads.latency_sensitive.large_gemm_only import Lar
 from pytest_hwqueue.parts.workloads.workload import Parameters
 
 
-class Declared(Parameters):
+class DeclaredFigures(Parameters):
     mm_dim: int = Field(1, ge=1, lt=9, description="rows")
     share: float = Field(0.5, gt=0, le=1)
     groups: str | None = None
@@ -20,7 +20,7 @@ class Declared(Parameters):
 
 
 class Listed(LargeGemmOnly):
-    parameter_model = Declared
+    parameter_model = DeclaredFigures
     sizes: ClassVar = {"tiny": {"mm_dim": 2}, "small": {"mm_dim": 4}, "full": {"mm_dim": 8}}
 
 

@@ -21,7 +21,7 @@ from pytest_hwqueue.data.document.document import (
     Chart,
     Column,
     Document,
-    Folded,
+    FoldedPart,
     Heading,
     Headline,
     Paragraph,
@@ -60,7 +60,7 @@ def fleet_document(found: FleetVerdict) -> Document:
     if shown:
         parts.append(_table(shown))
     if fine:
-        parts.append(Folded(f"{counted(len(fine), 'other GPU')} ok", _table(fine)))
+        parts.append(FoldedPart(f"{counted(len(fine), 'other GPU')} ok", _table(fine)))
     return Document([*parts, *map(Paragraph, remarks(found)), _map(found)])
 
 

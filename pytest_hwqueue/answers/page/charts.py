@@ -28,7 +28,7 @@ from pytest_hwqueue.data.errors import RecordError
 from pytest_hwqueue.data.metrics.numbers import TimeUnit, time_unit
 from pytest_hwqueue.data.metrics.switching import ready_delays
 from pytest_hwqueue.data.records.cell import RunRecord
-from pytest_hwqueue.data.records.timelines import Kept, TimelineFile, read_kept
+from pytest_hwqueue.data.records.timelines import TimelineData, TimelineFile, read_kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -261,7 +261,7 @@ def timeline_charts(folder: Path, file: TimelineFile, most: int, *, simulated: b
         return [Chart(file.file, None, str(error))]
 
 
-def _all(kept: Kept, most: int) -> Iterable[tuple[str, int, list[_Bar]]]:
+def _all(kept: TimelineData, most: int) -> Iterable[tuple[str, int, list[_Bar]]]:
     """Return each timeline's title, number of kernels and bars, at least the first ``most``."""
     for name in kept.about:
         if f"{name} waits" in kept.tables:

@@ -34,7 +34,7 @@ Ending = Literal["found", "range", "not-worse", "not-confirmed"]
 _MORE_PAIRS = 2
 
 
-class Tracked(PlainData):
+class TrackedFigure(PlainData):
     """What is followed through the commits."""
 
     cell: str = Field(description="the cell's id")
@@ -50,7 +50,7 @@ class Tracked(PlainData):
         return rise_of(abs(math.log(self.ratio)) / 2)
 
 
-class Compared(PlainData):
+class ComparedCommits(PlainData):
     """One comparison of a commit with an older one, or why there was none."""
 
     old: str
@@ -60,7 +60,7 @@ class Compared(PlainData):
     ratio: float | None = Field(description="new over old")
     interval: tuple[float, float] | None = Field(description="95 %, of the ratio")
     reason: str = Field(description="the verdict, or why there is none, as text")
-    tracked: Tracked | None = Field(None, description="what got worse, found by the opening")
+    tracked: TrackedFigure | None = Field(None, description="what got worse, found by the opening")
     purpose: Purpose = Field(
         "search", description="opening: GOOD with BAD; confirmation: with the commit before"
     )
@@ -74,10 +74,10 @@ class BisectState(PlainData):
     good: str
     commits: list[CommitLine] = Field(description="after GOOD, oldest first; the last is BAD")
     rate: float = Field(description="error rate of a comparison")
-    comparisons: list[Compared] = Field(default_factory=list)
+    comparisons: list[ComparedCommits] = Field(default_factory=list)
 
     @property
-    def opening(self) -> Compared | None:
+    def opening(self) -> ComparedCommits | None:
         """The comparison of GOOD with BAD, once made."""
         return self.comparisons[0] if self.comparisons else None
 
@@ -99,7 +99,7 @@ class Finding(PlainData):
 
 
 # Compares two commits: (old, new, pairs, what is followed: None at first).
-Compare = Callable[[str, str, int, "Tracked | None"], Compared]
+Compare = Callable[[str, str, int, "TrackedFigure | None"], ComparedCommits]
 
 
 def bracket(count: int, outcomes: Mapping[int, Outcome]) -> tuple[int, int]:
@@ -147,7 +147,7 @@ def bisect(
 
     """
 
-    def step(old: str, new: str, purpose: Purpose, what: str) -> Compared:
+    def step(old: str, new: str, purpose: Purpose, what: str) -> ComparedCommits:
         nonlocal state
         began = clock()
         tracked = state.opening.tracked if state.opening else None
@@ -226,7 +226,10 @@ def write_state(path: Path, state: BisectState) -> None:
 
 
 def _finding(
-    state: BisectState, suspects: Sequence[CommitLine], tracked: Tracked, confirmed: Compared
+    state: BisectState,
+    suspects: Sequence[CommitLine],
+    tracked: TrackedFigure,
+    confirmed: ComparedCommits,
 ) -> Finding:
     what = f"{tracked.label} of {tracked.cell}"
     change = "" if confirmed.ratio is None else f" by {percent(confirmed.ratio - 1)}"

@@ -32,13 +32,13 @@ from pytest_hwqueue.judge.baselines.runs import (
     condition_differences,
     soft_differences,
 )
-from pytest_hwqueue.judge.baselines.sources import Unmatched
+from pytest_hwqueue.judge.baselines.sources import UnmatchedCell
 from pytest_hwqueue.judge.calibrate import pairs_to_convict
 from pytest_hwqueue.judge.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.judge.effects import limit_of_pairs, of_pairs
 from pytest_hwqueue.judge.figures import (
     GatedFigure,
-    Prepared,
+    PreparedFigure,
     prepare,
     require_known,
     seen_by_others,
@@ -107,10 +107,10 @@ class InterleavedJudging:
         self._sides: dict[str, SideRuns] = {"old": SideRuns(session), "new": SideRuns(session)}
         self._problems: dict[str, str] = {}
         self._pairs: list[Pair] = []
-        self._unmatched: list[Unmatched] = []
+        self._unmatched: list[UnmatchedCell] = []
         self._shift: SuiteShift | None = None
         # Figures at their latest look, those that are still open, and why those were lost.
-        self._judged: dict[_Figure, tuple[Prepared, Verdict]] = {}
+        self._judged: dict[_Figure, tuple[PreparedFigure, Verdict]] = {}
         self._open: list[_Figure] = []
         self._lost: dict[_Figure, str] = {}
 
@@ -189,7 +189,7 @@ class InterleavedJudging:
         if first:
             self._pairs, self._unmatched = self._match()
             self._open = [(pair, name) for pair in self._pairs for name in self._figures]
-        prepared: dict[_Figure, Prepared] = {}
+        prepared: dict[_Figure, PreparedFigure] = {}
         for pair, name in self._open:
             obstacle = self._obstacle(pair, pairs)
             if obstacle is not None:
@@ -244,7 +244,7 @@ class InterleavedJudging:
             self.compared, self.settings, {},
         )  # fmt: skip
 
-    def _missing(self, why_absent: Mapping[ABSide, WhyAbsent]) -> tuple[Unmatched, ...]:
+    def _missing(self, why_absent: Mapping[ABSide, WhyAbsent]) -> tuple[UnmatchedCell, ...]:
         """Return the cells without a counterpart, with the reason if their test has none either."""
         missing = []
         for each in self._unmatched:
@@ -256,13 +256,15 @@ class InterleavedJudging:
             missing.append(replace(each, reason=reason))
         return tuple(missing)
 
-    def _match(self) -> tuple[list[Pair], list[Unmatched]]:
+    def _match(self) -> tuple[list[Pair], list[UnmatchedCell]]:
         return match(self._sides["old"].cells, self._sides["new"].cells, self._varied)
 
     def _runs(self, pair: Pair) -> tuple[CellBaseline, CellBaseline]:
         return self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new]
 
-    def _judge(self, prepared: Mapping[_Figure, Prepared], compared: int) -> dict[_Figure, Verdict]:
+    def _judge(
+        self, prepared: Mapping[_Figure, PreparedFigure], compared: int
+    ) -> dict[_Figure, Verdict]:
         """Judge figures at one look, by all their prepared runs."""
         cells = {}
         for key, each in prepared.items():
@@ -284,7 +286,7 @@ class InterleavedJudging:
         return {key: conclude(cell, key in found) for key, cell in cells.items()}
 
     def _own(
-        self, prepared: Prepared, figure: Literal["value", "iteration_ns"], compared: int
+        self, prepared: PreparedFigure, figure: Literal["value", "iteration_ns"], compared: int
     ) -> GateSettings:
         """Return the settings for a figure of a pair of cells, with its least effect."""
         x, y = (
@@ -293,7 +295,7 @@ class InterleavedJudging:
         )
         return of_pairs(x, y, self.settings, max(1, compared))
 
-    def _looks_different(self, prepared: Prepared, verdict: Verdict) -> bool:
+    def _looks_different(self, prepared: PreparedFigure, verdict: Verdict) -> bool:
         if not verdict.history:
             return verdict.reason == "runs-missing"
         if not acquitted_early(verdict, self.settings.detect):

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.answers.versions.bisection import Compared, Outcome, Tracked
+from pytest_hwqueue.answers.versions.bisection import ComparedCommits, Outcome, TrackedFigure
 from pytest_hwqueue.answers.versions.imports import REPORTS, read_reports
 from pytest_hwqueue.answers.versions.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.answers.versions.sides import Side, SideRequest, looks, open_sides
@@ -41,7 +41,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """The result of one process run of a side.
 
     Attributes:
@@ -56,7 +56,7 @@ class Measured:
     other_code: str = ""
 
 
-MeasureSide = Callable[[Side, int, Sequence[str] | None], Measured]
+MeasureSide = Callable[[Side, int, Sequence[str] | None], MeasuredRun]
 
 
 def session_folder(folder: Path) -> Path:
@@ -85,7 +85,7 @@ class ProcessRuns:
         self._earlier = earlier
         self._listed: list[dict[str, object]] = []
 
-    def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+    def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> MeasuredRun:
         """Measure a side once.
 
         Args:
@@ -240,7 +240,7 @@ def _tests(count: int) -> str:
     return f"{count} test is" if count == 1 else f"{count} tests are"
 
 
-def _read(records: Path, number: int, status: int, log: Path) -> Measured:
+def _read(records: Path, number: int, status: int, log: Path) -> MeasuredRun:
     problems = []
     if status < 0:
         problems.append(f"pytest was ended by {_signal_name(-status)}")
@@ -258,7 +258,7 @@ def _read(records: Path, number: int, status: int, log: Path) -> Measured:
             problems.append(str(error))
     found.sort(key=lambda record: record.started)
     text = "; ".join(problems)
-    return Measured(found, f"run {number}: {text}, see {log}" if text else "")
+    return MeasuredRun(found, f"run {number}: {text}, see {log}" if text else "")
 
 
 def _other_code(side: Side, reports: Path, status: int) -> str:
@@ -334,7 +334,9 @@ class CommitComparison:
     open_sides: Callable[..., AbstractContextManager[tuple[Side, Side]]] = open_sides
     measuring: Callable[[Path, int], ProcessRuns] = ProcessRuns
 
-    def __call__(self, old: str, new: str, pairs: int, tracked: Tracked | None) -> Compared:
+    def __call__(
+        self, old: str, new: str, pairs: int, tracked: TrackedFigure | None
+    ) -> ComparedCommits:
         """Compare two commits; see `bisection.Compare`.
 
         Raises:
@@ -365,7 +367,7 @@ class CommitComparison:
             if isinstance(error, SideFailed) and "A" in error.sides:
                 raise
             reason = on_one_line(error)
-            return Compared(
+            return ComparedCommits(
                 old=old, new=new, outcome="skip", pairs=0, ratio=None, interval=None, reason=reason
             )
         found = judged(judgement, tracked)
@@ -376,7 +378,7 @@ class CommitComparison:
         return _compared(old, new, judgement.settings.pairs, found, opened)
 
     def _judging(
-        self, old: str, new: str, pairs: int, tracked: Tracked | None, session: str
+        self, old: str, new: str, pairs: int, tracked: TrackedFigure | None, session: str
     ) -> InterleavedJudging:
         settings, figures = replace(self.settings, pairs=pairs), self.figures
         if tracked is not None:
@@ -405,7 +407,7 @@ def _refuse_other_code(judgement: Judgement) -> None:
             raise SideFailed(["A", "B"], f"{each.cell_id}: {each.verdict.sentence}")
 
 
-def judged(judgement: Judgement, tracked: Tracked | None) -> CellVerdict | None:
+def judged(judgement: Judgement, tracked: TrackedFigure | None) -> CellVerdict | None:
     """Return the verdict that counts: of what is followed, or the clearest regression in time.
 
     Of regressions, those of the first figure named come first, then the largest against its noise.
@@ -438,13 +440,13 @@ def _clarity(judged: CellVerdict) -> float:
     return 0.0 if change is None else abs(math.log(change[0])) / max(change[2], 1e-9)
 
 
-def _tracked(judged: CellVerdict, node: str) -> Tracked:
+def _tracked(judged: CellVerdict, node: str) -> TrackedFigure:
     change = _change(judged)
     assert change is not None
     verdict = judged.verdict
     by_companion = verdict.by == ITERATION_TIME.name
     quantity = ITERATION_TIME if by_companion else verdict.quantity
-    return Tracked(
+    return TrackedFigure(
         cell=judged.cell_id,
         node=node,
         figure=quantity.name if by_companion else judged.figure,
@@ -455,13 +457,13 @@ def _tracked(judged: CellVerdict, node: str) -> Tracked:
 
 
 def _compared(
-    old: str, new: str, pairs: int, found: CellVerdict | None, opened: Tracked | None
-) -> Compared:
+    old: str, new: str, pairs: int, found: CellVerdict | None, opened: TrackedFigure | None
+) -> ComparedCommits:
     outcomes: dict[str, Outcome] = {
         "regression": "bad", "pass": "good", "improvement": "good", "incomparable": "skip",
     }  # fmt: skip
     change = found and _change(found)
-    return Compared(
+    return ComparedCommits(
         old=old,
         new=new,
         outcome=found and outcomes.get(found.verdict.state),

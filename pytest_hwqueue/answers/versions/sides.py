@@ -37,7 +37,7 @@ from pytest_hwqueue.data.metrics.numbers import rise_of
 from pytest_hwqueue.data.records.cell import Cell, RunRecord, measured_again
 from pytest_hwqueue.data.redaction import redacted
 from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.judge.baselines.sources import Unmatched
+from pytest_hwqueue.judge.baselines.sources import UnmatchedCell
 from pytest_hwqueue.judge.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.judge.judging import judged_once
 from pytest_hwqueue.judge.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
@@ -566,7 +566,7 @@ class Pair:
 
 def match(
     old: Mapping[str, Cell], new: Mapping[str, Cell], varied: Collection[str]
-) -> tuple[list[Pair], list[Unmatched]]:
+) -> tuple[list[Pair], list[UnmatchedCell]]:
     """Match the cells of two sides by identity, never by position.
 
     Cells with one id are one cell. Where the user varies a part of the identity, and no value of
@@ -604,7 +604,7 @@ def match(
             reason = f"measured by {'A' if a else 'B'} only"
             if a and b:
                 reason = f"{len(a)} cells of A and {len(b)} of B differ only in what is varied"
-            left += [Unmatched(cell_id, reason) for cell_id in dict.fromkeys((*a, *b))]
+            left += [UnmatchedCell(cell_id, reason) for cell_id in dict.fromkeys((*a, *b))]
     return pairs, left
 
 

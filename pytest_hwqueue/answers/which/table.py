@@ -21,7 +21,7 @@ from pytest_hwqueue.answers.which.file import (
 from pytest_hwqueue.answers.which.runs import Entry, WhichRuns
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
-from pytest_hwqueue.data.figures.of_requests import Estimator, Served, TimesOf
+from pytest_hwqueue.data.figures.of_requests import Estimator, ServedRequests, TimesOf
 from pytest_hwqueue.data.figures.served import failed_for
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
@@ -227,7 +227,9 @@ def _tenant_use(entry: Entry, name: str, runs: WhichRuns) -> WhichUse:
     )
 
 
-def _of_use(windows: Sequence[Served] | str, estimator: Estimator, unit: str = "") -> Estimate:
+def _of_use(
+    windows: Sequence[ServedRequests] | str, estimator: Estimator, unit: str = ""
+) -> Estimate:
     """Return a figure of traced windows; refused where their text says why there are none."""
     if isinstance(windows, str):
         return Estimate(refused=windows, unit=unit)
@@ -251,7 +253,9 @@ def _origin(results: Sequence[TenantResult]) -> ServerOrigin | None:
     return next((each for each in origins if each in NOT_OURS), next(iter(origins), None))
 
 
-def _percentile(windows: Sequence[Served], quantile: float, of: TimesOf = "latency_ns") -> Estimate:
+def _percentile(
+    windows: Sequence[ServedRequests], quantile: float, of: TimesOf = "latency_ns"
+) -> Estimate:
     estimate = over_sessions.absolute(figures.percentile(quantile, of), windows, CONFIDENCE)
     found = in_unit(estimate, 1 / _NS_PER_MS, "ms")
     if estimate.n < minimum_samples(quantile):
@@ -261,7 +265,7 @@ def _percentile(windows: Sequence[Served], quantile: float, of: TimesOf = "laten
     return found
 
 
-def _shortest(windows: Sequence[Served]) -> Estimate:
+def _shortest(windows: Sequence[ServedRequests]) -> Estimate:
     """Return the shortest latency of the requests that completed; others took longer."""
     latencies = [latency for window in windows for latency in window.latency_ns]
     if not latencies:
@@ -269,13 +273,13 @@ def _shortest(windows: Sequence[Served]) -> Estimate:
     return Estimate(value=min(latencies) / _NS_PER_MS, n=len(latencies), unit="ms")
 
 
-def _longest(windows: Sequence[Served]) -> Estimate:
+def _longest(windows: Sequence[ServedRequests]) -> Estimate:
     """Return the longest latency, of these requests alone: without an interval."""
     found = in_unit(figures.longest(windows, CONFIDENCE), 1 / _NS_PER_MS, "ms")
     return found.model_copy(update={"low": -math.inf, "high": math.inf})
 
 
-def _throughput(windows: Sequence[Served], items: Sequence[float], unit: str) -> Estimate:
+def _throughput(windows: Sequence[ServedRequests], items: Sequence[float], unit: str) -> Estimate:
     """Return items per second; without a completed request the number of items is unknown."""
     estimate = over_sessions.absolute(figures.throughput, windows, CONFIDENCE)
     if not items:

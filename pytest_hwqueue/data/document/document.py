@@ -178,14 +178,14 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedPart:
     """A sentence, and what it sums up: a terminal shows the sentence alone."""
 
     summary: str
     inside: Table | Bullets
 
 
-Part = Heading | Paragraph | Verbatim | Bullets | Command | Table | Folded | Chart
+Part = Heading | Paragraph | Verbatim | Bullets | Command | Table | FoldedPart | Chart
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _markdown(part: Part) -> list[str]:
         return [f"```text\n{part.text}\n```"]
     if isinstance(part, Command):
         return [f"Command: {code(part.text)}"]
-    if isinstance(part, Folded):
+    if isinstance(part, FoldedPart):
         inside = _markdown(part.inside)
         return [f"<details><summary>{plain(part.summary)}</summary>", *inside, "</details>"]
     if isinstance(part, Bullets):

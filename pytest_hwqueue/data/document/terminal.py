@@ -25,7 +25,7 @@ from pytest_hwqueue.data.document.document import (
     Column,
     Command,
     Document,
-    Folded,
+    FoldedPart,
     Heading,
     Line,
     Paragraph,
@@ -240,7 +240,7 @@ def _print(console: Console, part: Part, width: int) -> int:
     """Print a part; return how wide the next one may be."""
     if isinstance(part, Heading | Paragraph):
         console.print(paragraph(part.text, width, part.style))
-    elif isinstance(part, Folded):
+    elif isinstance(part, FoldedPart):
         console.print(paragraph(part.summary, width, ""))
     elif isinstance(part, Verbatim):
         console.print(Text(part.text, style=part.style))

@@ -10,9 +10,9 @@ from pytest_hwqueue.data.metrics.latency import LatencySummary, summarise_latenc
 from pytest_hwqueue.data.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.data.metrics.scaling import Scaling, ScalingPoint, scaling
 from pytest_hwqueue.data.records.cell import LAUNCH_BOUND, Metrics, RunRecord, Samples
-from pytest_hwqueue.data.records.declared import ITERATION, PACE, Declared, Primary, Traffic
+from pytest_hwqueue.data.records.declared import ITERATION, PACE, DeclaredFigures, Primary, Traffic
 
-NOTHING_DECLARED = Declared()
+NOTHING_DECLARED = DeclaredFigures()
 NOTHING_MISSING: Mapping[str, str] = {}
 
 _BOUND_BY_LAUNCHING = 0.5
@@ -23,7 +23,7 @@ _PACED = "no iteration is waited for in this sync mode, which measures a pace"
 def summarise(
     samples: Samples,
     work: Mapping[str, float],
-    declared: Declared = NOTHING_DECLARED,
+    declared: DeclaredFigures = NOTHING_DECLARED,
     primary: Primary = ITERATION,
     missing: Mapping[str, str] = NOTHING_MISSING,
 ) -> Metrics:

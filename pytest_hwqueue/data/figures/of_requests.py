@@ -71,7 +71,7 @@ TimesOf = Literal["latency_ns", "ttft_ns", "ttfo_ns", "tbt_ns", "wait_ns"]
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRequests:
     """The outcome of one tenant's requests in one window.
 
     Attributes:
@@ -146,7 +146,7 @@ class Served:
         return self.window_ns - self.rate_from_ns
 
 
-Estimator = Callable[[Sequence[Served], float], Estimate]
+Estimator = Callable[[Sequence[ServedRequests], float], Estimate]
 
 
 def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
@@ -162,7 +162,7 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
     """
     import numpy as np
 
-    def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
+    def estimate(windows: Sequence[ServedRequests], confidence: float) -> Estimate:
         times = _times(windows, of)
         ordered = np.sort(np.concatenate(times))
         n = int(ordered.size)
@@ -193,7 +193,7 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
 _MOST_EXPONENT = math.log(100)
 
 
-def mean(windows: Sequence[Served], confidence: float) -> Estimate:
+def mean(windows: Sequence[ServedRequests], confidence: float) -> Estimate:
     """Estimate the mean latency in ns, of all requests; infinite if one never completed.
 
     The interval is of the mean's logarithm (delta method), since latencies are skewed and windows
@@ -230,7 +230,7 @@ def mean(windows: Sequence[Served], confidence: float) -> Estimate:
     return Estimate(value=value, low=low, high=high, n=n, unit="ns", drift=drift)
 
 
-def longest(windows: Sequence[Served], _: float) -> Estimate:
+def longest(windows: Sequence[ServedRequests], _: float) -> Estimate:
     """Return the longest latency in ns of these requests; infinite if one never completed.
 
     It is no estimate of what further requests do: the longest of more is longer. So both ends are
@@ -257,7 +257,7 @@ def attainment(within_ns: float) -> Estimator:
     """
     import numpy as np
 
-    def estimate(windows: Sequence[Served], confidence: float) -> Estimate:
+    def estimate(windows: Sequence[ServedRequests], confidence: float) -> Estimate:
         times = _times(windows)
         issued = sum(window.issued for window in windows)
         if issued == 0:
@@ -286,12 +286,12 @@ def attainment(within_ns: float) -> Estimator:
     return estimate
 
 
-def worth_at(windows: Sequence[Served], quantile: float, confidence: float) -> int:
+def worth_at(windows: Sequence[ServedRequests], quantile: float, confidence: float) -> int:
     """Return how many independent requests tell as much about a percentile; at least 1."""
     return max(1, int(independent_samples(_times(windows), quantile, confidence)))
 
 
-def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
+def throughput(windows: Sequence[ServedRequests], confidence: float) -> Estimate:
     """Estimate the requests per second that were completed inside the windows.
 
     Windows are cut into equal blocks of time, and the interval is that of the mean of the blocks'
@@ -358,7 +358,7 @@ def _rate(
     return Estimate(value=value, low=low, high=high, n=n, unit=unit, drift=drift)
 
 
-def switches(windows: Sequence[Served], confidence: float) -> Estimate:
+def switches(windows: Sequence[ServedRequests], confidence: float) -> Estimate:
     """Estimate how often per second the device went from one tenant to another.
 
     The interval is that of `throughput`, of the counts in the traced windows' blocks.
@@ -368,7 +368,7 @@ def switches(windows: Sequence[Served], confidence: float) -> Estimate:
     return _rate(lengths_ns, counts, confidence, "switches", "how often tenants switch")
 
 
-def busy(windows: Sequence[Served], confidence: float) -> Estimate:
+def busy(windows: Sequence[ServedRequests], confidence: float) -> Estimate:
     """Estimate the share of traced windows in which kernels or copies ran; ``n`` counts blocks.
 
     The interval is that of the mean of the blocks' shares (`drift.mean_interval`), within 0 and 1.
@@ -389,7 +389,7 @@ def busy(windows: Sequence[Served], confidence: float) -> Estimate:
     return Estimate(value=value, low=low, high=high, n=n, drift=drift)
 
 
-def goodput(windows: Sequence[Served], confidence: float) -> Estimate:
+def goodput(windows: Sequence[ServedRequests], confidence: float) -> Estimate:
     """Estimate the requests per second that were completed inside the windows within their bounds.
 
     Goodput as DistServe defines it (Zhong et al., OSDI 2024): a request is good if its first token
@@ -400,7 +400,7 @@ def goodput(windows: Sequence[Served], confidence: float) -> Estimate:
     )
 
 
-def variation(windows: Sequence[Served], confidence: float) -> Estimate:
+def variation(windows: Sequence[ServedRequests], confidence: float) -> Estimate:
     """Estimate the standard deviation of completed requests' latency divided by its mean.
 
     The interval is Student's t on the jackknife over contiguous blocks of requests (Künsch, Annals
@@ -424,8 +424,8 @@ def variation(windows: Sequence[Served], confidence: float) -> Estimate:
 
 def ratio(
     estimator: Estimator,
-    windows: Sequence[Served],
-    reference: Sequence[Served],
+    windows: Sequence[ServedRequests],
+    reference: Sequence[ServedRequests],
     confidence: float,
 ) -> Estimate:
     """Estimate a figure divided by a reference's, both of one session.
@@ -456,8 +456,10 @@ def _divided(value: float, by: float) -> float | None:
     return value / by
 
 
-def _times(windows: Sequence[Served], of: TimesOf = "latency_ns") -> list[NDArray[np.float64]]:
-    """Return every issued request's time in ns, by window (`Served.times`)."""
+def _times(
+    windows: Sequence[ServedRequests], of: TimesOf = "latency_ns"
+) -> list[NDArray[np.float64]]:
+    """Return every issued request's time in ns, by window (`ServedRequests.times`)."""
     import numpy as np
 
     found = [window.times(of) for window in windows]

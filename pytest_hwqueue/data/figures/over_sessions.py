@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 from pytest_hwqueue.data.figures import of_requests as figures
-from pytest_hwqueue.data.figures.of_requests import Estimator, Served
+from pytest_hwqueue.data.figures.of_requests import Estimator, ServedRequests
 from pytest_hwqueue.data.metrics.dependence import student_quantile
 from pytest_hwqueue.data.metrics.estimate import Estimate
 
@@ -19,7 +19,9 @@ from pytest_hwqueue.data.metrics.estimate import Estimate
 _LEAST_VARIANCE = 1e-4
 
 
-def absolute(estimator: Estimator, windows: Sequence[Served], confidence: float) -> Estimate:
+def absolute(
+    estimator: Estimator, windows: Sequence[ServedRequests], confidence: float
+) -> Estimate:
     """Estimate a figure that is not a ratio, from all windows.
 
     Over several GPUs the interval covers each GPU's: it meets a goal only if each does.
@@ -46,8 +48,8 @@ def absolute(estimator: Estimator, windows: Sequence[Served], confidence: float)
 
 def ratio(
     estimator: Estimator,
-    windows: Sequence[Served],
-    reference: Sequence[Served],
+    windows: Sequence[ServedRequests],
+    reference: Sequence[ServedRequests],
     confidence: float,
 ) -> Estimate:
     """Estimate a figure divided by a reference's, from the sessions that measured both."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_hwqueue.data.figures.of_requests import ONLY_SESSION, Served, Session
+from pytest_hwqueue.data.figures.of_requests import ONLY_SESSION, ServedRequests, Session
 from pytest_hwqueue.data.records.tenants import TenantResult, TokenTimes, rate_begins_ns
 
 # Of failed requests; a record has those of each.
@@ -24,7 +24,7 @@ def failed_for(results: Sequence[TenantResult]) -> dict[str, int]:
     return {examples[kind]: count for kind, count in counts.most_common(_REASONS)}
 
 
-def served(result: TenantResult, window_ns: int, session: Session | None = None) -> Served:
+def served(result: TenantResult, window_ns: int, session: Session | None = None) -> ServedRequests:
     """Return the outcome of a tenant's requests in its own time of a successful window."""
     assert result.requests is not None
     assert result.issued is not None
@@ -37,7 +37,7 @@ def served(result: TenantResult, window_ns: int, session: Session | None = None)
     ]
     tokens = None if result.server is None else result.server.tokens
     own_ns = result.own_ns(window_ns)
-    whole = Served(
+    whole = ServedRequests(
         result.issued, result.latency_ns, finished, own_ns, session or ONLY_SESSION,
         from_ns=from_ns,
         rate_from_ns=rate_begins_ns(from_ns, result.until_ns, result.requests) - from_ns,

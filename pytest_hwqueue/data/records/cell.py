@@ -24,7 +24,7 @@ from pytest_hwqueue.data.metrics.scaling import Scaling
 from pytest_hwqueue.data.metrics.switching import QueueSwitch
 from pytest_hwqueue.data.records.bounds import LatencyBounds
 from pytest_hwqueue.data.records.counters import CpuCounters
-from pytest_hwqueue.data.records.declared import ITERATION, PACE, Declared, Primary
+from pytest_hwqueue.data.records.declared import ITERATION, PACE, DeclaredFigures, Primary
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.noise import Causes
@@ -317,7 +317,7 @@ class RunRecord(LatencyBounds, Run):
         description="why slow requests were slow, from a traced pass after the measured one; null "
         "without --hwq-causes=always; of several ranks, rank 0's",
     )
-    declared: Declared | None = Field(
+    declared: DeclaredFigures | None = Field(
         None, description="what the workload declares of its figures; null for a tenant"
     )
     ranks: RanksSummary | None = Field(

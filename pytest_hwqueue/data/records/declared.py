@@ -67,7 +67,7 @@ class Traffic:
     ]
 
 
-class Declared(PlainData):
+class DeclaredFigures(PlainData):
     """What a workload declares of its figures: they are computed from this and the samples."""
 
     ratios: list[LatencyRatio] = Field(default_factory=list)

@@ -127,7 +127,7 @@ _MOST_NAMED = 3
 _SLOWEST = {"p99": "1 %", "p95": "5 %"}
 
 
-class Named(PlainData):
+class Culprit(PlainData):
     """Who or what caused requests to be slow."""
 
     what: str
@@ -144,7 +144,7 @@ class TailCauses(PlainData):
         description="of the tail by cause, with 95 % intervals; what no cause explains is "
         "`unexplained`, and a cause that could not be seen is not here"
     )
-    named: dict[str, list[Named]] = Field(
+    named: dict[str, list[Culprit]] = Field(
         description="by cause, what was named most often, the most frequent first"
     )
     not_seen: dict[str, str] = Field(description="causes that could not be seen, and why")
@@ -207,7 +207,7 @@ def tail_causes(tail: TailAttribution) -> TailCauses:
         requests=len(tail.requests),
         shares=tail.shares,
         named={
-            cause: [Named(what=what, requests=number) for what, number in whats[:_MOST_NAMED]]
+            cause: [Culprit(what=what, requests=number) for what, number in whats[:_MOST_NAMED]]
             for cause, whats in tail.whats.items()
         },
         not_seen={str(cause): reason for cause, reason in tail.not_seen.items()},

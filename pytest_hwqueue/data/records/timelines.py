@@ -62,7 +62,7 @@ class _About(PlainData):
 
 
 @dataclass
-class Kept:
+class TimelineData:
     """What the figures of one record are computed from, as far as its samples are not enough.
 
     Attributes:
@@ -145,7 +145,7 @@ class Kept:
             return [DeviceWork(*values) for values in zip(*columns, strict=False)]
 
 
-def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
+def write_kept(folder: Path, stem: str, kept: TimelineData) -> TimelineFile:
     """Write what a record's figures are computed from into the record's folder.
 
     Args:
@@ -167,7 +167,7 @@ def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
     )
 
 
-def read_kept(folder: Path, reference: TimelineFile) -> Kept:
+def read_kept(folder: Path, reference: TimelineFile) -> TimelineData:
     """Read what a record's figures are computed from.
 
     Args:
@@ -191,7 +191,7 @@ def read_kept(folder: Path, reference: TimelineFile) -> Kept:
         about, tables = unpack(data, LIMITS)
         if about.get("schema") != SCHEMA:
             raise RecordError(f"its schema is {about.get('schema')!r}, not {SCHEMA}")
-        return Kept(dict(about["parts"]), dict(tables), int(about["kernels"]))
+        return TimelineData(dict(about["parts"]), dict(tables), int(about["kernels"]))
     except (RecordError, KeyError, TypeError) as error:
         raise RecordError(f"{path} holds no timelines: {error}; {_REPAIR}") from error
 

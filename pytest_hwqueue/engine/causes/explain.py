@@ -46,7 +46,7 @@ from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.noise import Causes, tail_causes
 from pytest_hwqueue.data.records.sealed import read_model
 from pytest_hwqueue.data.records.tenants import TenantResult
-from pytest_hwqueue.data.records.timelines import Kept
+from pytest_hwqueue.data.records.timelines import TimelineData
 from pytest_hwqueue.data.records.tracing import Level, Refusal
 from pytest_hwqueue.data.safe_files import write_text
 from pytest_hwqueue.engine.causes.perf_events import OWN_THREAD
@@ -486,7 +486,10 @@ def _trace_path(folder: Path, tenant: str) -> Path:
 
 
 def kept_causes(
-    kept: Kept, results: Sequence[TenantResult], traces: Mapping[str, Trace], **arguments: Any
+    kept: TimelineData,
+    results: Sequence[TenantResult],
+    traces: Mapping[str, Trace],
+    **arguments: Any,
 ) -> list[TenantResult]:
     """Return what `with_causes` does, and keep what the causes are found in.
 

@@ -8,7 +8,7 @@ from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.attribution import Attribution, Cause, Evidence
 from pytest_hwqueue.data.records.noise import Causes, causes_line
 from pytest_hwqueue.data.records.telemetry import TelemetrySample
-from pytest_hwqueue.data.records.timelines import Kept
+from pytest_hwqueue.data.records.timelines import TimelineData
 from pytest_hwqueue.engine.causes.cell_picture import write_files
 from pytest_hwqueue.engine.causes.explain import Trace, explain, unseen_on_host
 from pytest_hwqueue.engine.causes.seen import trace_of
@@ -65,7 +65,7 @@ def plan_for(cell: OpenCell, plan: TracePlan) -> TracePlan:
 
 
 def causes_of_pass(
-    device: Device, passed: TracedPass, kept: Kept | None = None
+    device: Device, passed: TracedPass, kept: TimelineData | None = None
 ) -> tuple[Causes, Attribution]:
     """Return why the slow requests of a pass were slow: as a record keeps it, and one by one.
 

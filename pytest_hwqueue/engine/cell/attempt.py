@@ -24,7 +24,7 @@ from pytest_hwqueue.data.records.cell import now
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.noise import NoiseRound
 from pytest_hwqueue.data.records.provenance import Provenance
-from pytest_hwqueue.data.records.timelines import Kept, TimelineFile, write_kept
+from pytest_hwqueue.data.records.timelines import TimelineData, TimelineFile, write_kept
 
 _LOST = ("device is lost", "fallen off the bus", "no longer available")
 _NO_MEMORY = re.compile(r"out[ _]of[ _]memory|can't allocate memory", re.IGNORECASE)
@@ -115,7 +115,7 @@ class RunDraft:
     fingerprint: Fingerprint | None = None
     timelines: TimelineFile | None = None
     # What figures are computed from, which `store` writes into files of its own.
-    kept: Kept = field(default_factory=Kept)
+    kept: TimelineData = field(default_factory=TimelineData)
 
     def store(self, folder: Path, stem: str) -> None:
         """Store what figures were computed from, in files of this stem; or note why not."""

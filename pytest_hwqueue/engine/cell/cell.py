@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_hwqueue.data.records.cell import Cell, Metrics, Samples, WarmUp
 from pytest_hwqueue.data.records.counters import CpuCounters
-from pytest_hwqueue.data.records.declared import ITERATION, Declared, Primary
+from pytest_hwqueue.data.records.declared import ITERATION, DeclaredFigures, Primary
 from pytest_hwqueue.data.records.noise import Causes, NoiseRound
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.provenance import Provenance
@@ -122,7 +122,7 @@ class CellDraft(RunDraft):
     counters: CpuCounters | None = None
     causes: Causes | None = None
     primary: Primary = ITERATION
-    declared: Declared | None = None
+    declared: DeclaredFigures | None = None
     launch_bound: bool = False
 
 

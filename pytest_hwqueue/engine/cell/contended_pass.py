@@ -32,7 +32,13 @@ from pytest_hwqueue.engine.cell.closed_loop import (
     RankSynchronisation,
     garbage_collection_held,
 )
-from pytest_hwqueue.engine.cell.program import Enqueue, Program, Taped, eager, marked_graphs
+from pytest_hwqueue.engine.cell.program import (
+    Enqueue,
+    Program,
+    TapedIteration,
+    eager,
+    marked_graphs,
+)
 from pytest_hwqueue.engine.cell.sample_plan import FEW, SamplePlan
 from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.held import MOST_MARKS, NotHeld
@@ -50,7 +56,7 @@ _COMPARED = 10
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedLaunches:
     """Which launches of an iteration are judged.
 
     Attributes:
@@ -60,7 +66,7 @@ class Judged:
 
     """
 
-    taped: Taped
+    taped: TapedIteration
     primary: PrimaryLatency
     any_tag: bool = False
 
@@ -99,11 +105,11 @@ class ContendedProgram:
     """
 
     programs: Mapping[int, Program]
-    judged: Judged
+    judged: JudgedLaunches
 
 
 def contended_program(
-    device: Device, pool: StreamPool, enqueue: Enqueue, judged: Judged, *, replayed: bool
+    device: Device, pool: StreamPool, enqueue: Enqueue, judged: JudgedLaunches, *, replayed: bool
 ) -> ContendedProgram:
     """Return an iteration for `contended_pass`.
 
@@ -129,7 +135,7 @@ def contended_program(
 _EACH = (0, 1, 2)
 
 
-def _timed_by(device: Device, judged: Judged) -> Instrument:
+def _timed_by(device: Device, judged: JudgedLaunches) -> Instrument:
     if device.capabilities.host or device.capabilities.virtual_time:
         # Every launch's own times are known there.
         return "activity"
@@ -155,7 +161,7 @@ class ContendedPlan:
 
 
 @dataclass(frozen=True)
-class Contended:
+class ContendedResult:
     """What a contended pass found.
 
     Attributes:
@@ -176,7 +182,7 @@ def contended_pass(
     program: ContendedProgram,
     plan: ContendedPlan,
     pause: Callable[[int], object] = lambda windows: None,
-) -> Contended:
+) -> ContendedResult:
     """Time the judged launches of an iteration while all streams that it uses have work.
 
     Args:
@@ -295,13 +301,13 @@ class _Windows:
             if self._timed_by == "stamps":
                 self._paired.append(self.take(2))
 
-    def results(self, needed: int) -> Contended:
+    def results(self, needed: int) -> ContendedResult:
         """Return the latencies, and how they were taken."""
         latencies = [ns for window in self._marked for ns in window.latencies(self._judged)]
         unmarked = [bare for _, bare in self._compared]
         cost = mark_cost(self._compared, self._judged)
         stamp_ns = self._stamp_ns(cost)
-        return Contended(
+        return ContendedResult(
             [max(1, ns - (stamp_ns or 0)) for ns in latencies],
             Contention(
                 in_flight=in_flight(self._marked),

@@ -18,7 +18,7 @@ from pytest_hwqueue.data.errors import InvalidMeasurement
 from pytest_hwqueue.data.figures.of_cell import bound_by_launching, summarise
 from pytest_hwqueue.data.metrics.latency import LEAST_ITERATIONS
 from pytest_hwqueue.data.records.cell import LAUNCH_BOUND, BackToBack, Samples
-from pytest_hwqueue.data.records.declared import Declared
+from pytest_hwqueue.data.records.declared import DeclaredFigures
 from pytest_hwqueue.engine.cell.cell import OpenCell
 from pytest_hwqueue.engine.cell.closed_loop import (
     ONE_RANK,
@@ -29,9 +29,9 @@ from pytest_hwqueue.engine.cell.closed_loop import (
     measure,
 )
 from pytest_hwqueue.engine.cell.contended_pass import (
-    Contended,
     ContendedPlan,
     ContendedProgram,
+    ContendedResult,
     contended_pass,
 )
 from pytest_hwqueue.engine.cell.program import Enqueue, Program, graph
@@ -157,7 +157,7 @@ def take_samples(
                 f"{taken} of {needed} windows fit into {plan.stop.time_ns / 1e9:.3g} s "
                 "(--hwq-max-time)"
             )
-    draft.declared = Declared(
+    draft.declared = DeclaredFigures(
         ratios=[*workload.ratios], overlap=workload.overlap, traffic=workload.traffic()
     )
     work = {} if "throughput" in refused else draft.work_per_iteration
@@ -173,7 +173,7 @@ def _measure(
     programs: CellPrograms,
     log: TelemetryLog,
     confirm_scheduler: Callable[[], None],
-) -> tuple[LoopResult, Plan, Contended | None]:
+) -> tuple[LoopResult, Plan, ContendedResult | None]:
     request, draft = cell.request, cell.draft
     assert draft.warm_up is not None
     plan = replace(request.plan, iteration_ns=draft.warm_up.iteration_ns)

@@ -54,7 +54,7 @@ class PlantedFault:
 
 
 @dataclass(frozen=True)
-class Planted:
+class CellFault:
     """A fault that a cell has.
 
     Attributes:

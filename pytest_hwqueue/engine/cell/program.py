@@ -118,7 +118,7 @@ def eager(
 
 
 @dataclass(frozen=True)
-class Taped:
+class TapedIteration:
     """What one iteration enqueues.
 
     Attributes:
@@ -136,11 +136,11 @@ class Taped:
         return [tag for _, tag in self.launches if tag is not None]
 
 
-def taped(streams: Sequence[Stream], enqueue: Enqueue) -> Taped:
+def taped(streams: Sequence[Stream], enqueue: Enqueue) -> TapedIteration:
     """Return what one iteration would enqueue; nothing runs."""
     tape = _tape_of(streams, enqueue)
     launches = tuple((step.stream, step.tag) for step in tape if isinstance(step, _Launch))
-    return Taped(launches, _crosses(tape))
+    return TapedIteration(launches, _crosses(tape))
 
 
 def _tape_of(streams: Sequence[Stream], enqueue: Enqueue) -> _Tape:

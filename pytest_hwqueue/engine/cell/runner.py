@@ -24,12 +24,12 @@ from pytest_hwqueue.engine.cell.cell import CellDraft, CellRequest, OpenCell, Pr
 from pytest_hwqueue.engine.cell.closed_loop import Plan, warm_up
 from pytest_hwqueue.engine.cell.contended_pass import (
     ContendedProgram,
-    Judged,
+    JudgedLaunches,
     contended_program,
 )
 from pytest_hwqueue.engine.cell.measured_pass import CellPrograms, Reference, take_samples
 from pytest_hwqueue.engine.cell.planted_fault import (
-    Planted,
+    CellFault,
     iterations_ns,
     launches_ns,
     weighed,
@@ -270,8 +270,8 @@ def _fingerprint(device: Device, pool: StreamPool) -> Fingerprint:
 
 
 def _with_fault(
-    cell: OpenCell, judged: Judged | None, faults: ExitStack
-) -> tuple[OpenCell, Planted | None]:
+    cell: OpenCell, judged: JudgedLaunches | None, faults: ExitStack
+) -> tuple[OpenCell, CellFault | None]:
     """Return a cell with its planted fault, of a strength that has the effect asked for.
 
     On a simulated device kernels take longer until ``faults`` are closed; on a real one a spin
@@ -317,7 +317,7 @@ def _with_fault(
     found = weighed(lambda strength: p99(judged_with(strength)) / plain - 1, asked)
     faults.enter_context(slowed_model(device, request.faults, found.strength))
     whole = judged is None and not tagged and cell.draft.primary.per != "iteration"
-    return slowed(found.strength), Planted(asked, None if whole else plain_ns)
+    return slowed(found.strength), CellFault(asked, None if whole else plain_ns)
 
 
 def _background_noise(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
@@ -326,7 +326,7 @@ def _background_noise(request: CellRequest) -> AbstractContextManager[list[Noise
     return request.noise(seconds_of_a_cell(request.plan.stop.time_ns / 1e9))
 
 
-def _judged(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
+def _judged(cell: OpenCell, enqueue: Enqueue) -> JudgedLaunches | None:
     """Return which launches are timed while all streams have work, or None.
 
     None where no single launch is judged, or streams wait for each other: then an iteration is
@@ -337,11 +337,11 @@ def _judged(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
         return None
     if request.plan.sync_mode != "per_iteration":
         return None
-    judged = Judged(taped(cell.pool.streams, enqueue), primary)
+    judged = JudgedLaunches(taped(cell.pool.streams, enqueue), primary)
     return None if judged.taped.crosses else judged
 
 
-def _judged_reference(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
+def _judged_reference(cell: OpenCell, enqueue: Enqueue) -> JudgedLaunches | None:
     """Return the launches that judged ones are held against: all tagged ones of a reference."""
     found = _judged(cell, enqueue)
     if found is None or not found.taped.tags:
@@ -349,7 +349,7 @@ def _judged_reference(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
     return replace(found, any_tag=True)
 
 
-def _programs(cell: OpenCell, iteration: Enqueue, judged: Judged | None) -> CellPrograms:
+def _programs(cell: OpenCell, iteration: Enqueue, judged: JudgedLaunches | None) -> CellPrograms:
     """Capture what a cell measures."""
     request, workload = cell.request, cell.request.workload
     references = {}
@@ -368,7 +368,9 @@ def _programs(cell: OpenCell, iteration: Enqueue, judged: Judged | None) -> Cell
     return CellPrograms(iteration, program, _contended(cell, iteration, judged), references)
 
 
-def _contended(cell: OpenCell, enqueue: Enqueue, judged: Judged | None) -> ContendedProgram | None:
+def _contended(
+    cell: OpenCell, enqueue: Enqueue, judged: JudgedLaunches | None
+) -> ContendedProgram | None:
     if judged is None:
         return None
     replayed = cell.request.cell.dispatch != "eager"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pytest_hwqueue.data.figures.of_requests import Served
+    from pytest_hwqueue.data.figures.of_requests import ServedRequests
     from pytest_hwqueue.data.metrics.estimate import Estimate
     from pytest_hwqueue.engine.scenarios.goals import Goal, GoalResult
 
@@ -103,7 +103,11 @@ def least_requests(goal: Goal, confidence: float) -> int | None:
 
 
 def agrees_in_blocks(
-    goal: Goal, met: bool, windows: Sequence[Served], confidence: float, within_ns: float | None
+    goal: Goal,
+    met: bool,
+    windows: Sequence[ServedRequests],
+    confidence: float,
+    within_ns: float | None,
 ) -> bool:
     """Return whether a goal also comes to its verdict by the shares of slow requests in blocks.
 
@@ -145,7 +149,7 @@ def agrees_in_blocks(
 
 
 def decided_by_s(
-    goal: Goal, windows: Sequence[Served], estimate: Estimate, confidence: float,
+    goal: Goal, windows: Sequence[ServedRequests], estimate: Estimate, confidence: float,
     within_ns: float | None,
 ) -> float | None:  # fmt: skip
     """Return the length in seconds of a window that would decide a goal that these left undecided.
@@ -185,7 +189,9 @@ def decided_by_s(
     return found_s if found_s <= _LONGEST_S else None
 
 
-def both_ends_by_s(windows: Sequence[Served], quantile: float, confidence: float) -> float | None:
+def both_ends_by_s(
+    windows: Sequence[ServedRequests], quantile: float, confidence: float
+) -> float | None:
     """Return the length in seconds of a window that gives a tail percentile both ends.
 
     Of as many samples as suffice where they are independent, had each the worth of those seen.
@@ -210,13 +216,17 @@ def both_ends_by_s(windows: Sequence[Served], quantile: float, confidence: float
     return found_s if found_s <= _LONGEST_S else None
 
 
-def _late_s(windows: Sequence[Served]) -> float:
+def _late_s(windows: Sequence[ServedRequests]) -> float:
     """Return how long a window lasts in seconds before the tenant comes."""
     return max((window.from_ns for window in windows), default=0) / 1e9
 
 
 def _worth(
-    share: float, windows: Sequence[Served], goal: Goal, confidence: float, within_ns: float | None
+    share: float,
+    windows: Sequence[ServedRequests],
+    goal: Goal,
+    confidence: float,
+    within_ns: float | None,
 ) -> tuple[int, int]:
     """Return how many independent requests windows are worth, and how many of those are slow."""
     bound_ns = goal.bound if goal.quantile is not None else within_ns
@@ -235,7 +245,7 @@ class Chances(NamedTuple):
 
 
 def chances(
-    goal: Goal, result: GoalResult, windows: Sequence[Served], confidence: float,
+    goal: Goal, result: GoalResult, windows: Sequence[ServedRequests], confidence: float,
     within_ns: float | None, longer: float,
 ) -> Chances:  # fmt: skip
     """Return the predictive probability that a goal is met, and missed, after further requests.

@@ -47,7 +47,7 @@ from pytest_hwqueue.engine.scenarios.fields import (
 )
 from pytest_hwqueue.engine.scenarios.goals import Goal
 from pytest_hwqueue.engine.scenarios.located_yaml import (
-    Located,
+    LocatedYaml,
     Problem,
     field_name,
     may_be_secret,
@@ -348,7 +348,7 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _translated(error: ValidationError, located: Located) -> Iterable[Problem]:
+def _translated(error: ValidationError, located: LocatedYaml) -> Iterable[Problem]:
     """Translate pydantic's errors into the file's terms."""
     refused = {problem.field for problem in located.problems}
     for found in error.errors():

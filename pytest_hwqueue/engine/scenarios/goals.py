@@ -22,7 +22,7 @@ from pytest_hwqueue.engine.scenarios.deciding import decided_by_s
 from pytest_hwqueue.engine.tenants import DEVICE
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.data.figures.of_requests import Estimator, Served, TimesOf
+    from pytest_hwqueue.data.figures.of_requests import Estimator, ServedRequests, TimesOf
 
 GoalVerdict = Literal["met", "missed", "undecided"]
 EndedBy = Literal["", "duration", "requests", "trace"]
@@ -249,8 +249,8 @@ def latency_bound_ns(goals: Iterable[Goal], tenant: str) -> float | None:
 
 def evaluate(
     goal: Goal,
-    windows: Sequence[Served],
-    reference: Sequence[Served] | None = None,
+    windows: Sequence[ServedRequests],
+    reference: Sequence[ServedRequests] | None = None,
     within_ns: float | None = None,
     *,
     confidence: float = CONFIDENCE,

@@ -28,7 +28,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedYaml:
     """A file's content.
 
     Attributes:
@@ -65,7 +65,7 @@ def may_be_secret(path: Path) -> bool:
     return "server" in path and path[-1] not in _OPEN
 
 
-def read_yaml(text: str) -> Located:
+def read_yaml(text: str) -> LocatedYaml:
     """Read one YAML document; nothing in it is ever executed."""
     loader = None
     try:
@@ -76,15 +76,17 @@ def read_yaml(text: str) -> Located:
         data = None if node is None else walk.value(node, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        return Located(None, {}, (Problem(mark.line + 1 if mark else 1, "", _explained(error)),))
+        return LocatedYaml(
+            None, {}, (Problem(mark.line + 1 if mark else 1, "", _explained(error)),)
+        )
     except yaml.YAMLError as error:
-        return Located(None, {}, (Problem(1, "", f"not YAML: {error}"),))
+        return LocatedYaml(None, {}, (Problem(1, "", f"not YAML: {error}"),))
     except RecursionError:
-        return Located(None, {}, (Problem(1, "", "nested too deeply"),))
+        return LocatedYaml(None, {}, (Problem(1, "", "nested too deeply"),))
     finally:
         if loader is not None:
             loader.dispose()
-    return Located(data, walk.lines, tuple(walk.problems))
+    return LocatedYaml(data, walk.lines, tuple(walk.problems))
 
 
 def _explained(error: yaml.MarkedYAMLError) -> str:

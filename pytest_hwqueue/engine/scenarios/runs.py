@@ -48,7 +48,7 @@ from pytest_hwqueue.engine.tenants.arrivals import is_closed
 from pytest_hwqueue.engine.tenants.device_use import TIME_SLICES, in_time_slices, used
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.data.figures.of_requests import Served, Session
+    from pytest_hwqueue.data.figures.of_requests import ServedRequests, Session
     from pytest_hwqueue.data.metrics.estimate import Estimate
     from pytest_hwqueue.data.records.tenants import ColocationRecord
     from pytest_hwqueue.engine.tenants.tenant_cells import References
@@ -89,7 +89,7 @@ class ScenarioRuns:
         self._traced: dict[str, list[WindowRecord]] = {}
         # Of a run's key and a tenant: its requests in records, which stay here with their sessions.
         self._served: dict[
-            tuple[str, str], tuple[list[WindowRecord], list[Session], list[Served]]
+            tuple[str, str], tuple[list[WindowRecord], list[Session], list[ServedRequests]]
         ] = {}
         self._run: int | None = None
         # The tests whose goals end windows early; None measures all windows to their end.
@@ -401,7 +401,7 @@ class ScenarioRuns:
         """Return the records of a run's traced windows, which may be none."""
         return [record for record, _ in self._traced.get(run.key, ())]
 
-    def use(self, run: PlannedRun, name: str) -> list[Served] | str:
+    def use(self, run: PlannedRun, name: str) -> list[ServedRequests] | str:
         """Return what traced windows of a run show of a tenant, or of the `DEVICE`; or why nothing.
 
         The run's own records must all be ``ok``.
@@ -424,7 +424,7 @@ class ScenarioRuns:
         )
         return TIME_SLICES if turns else ""
 
-    def windows(self, run: PlannedRun, tenant: str) -> list[Served]:
+    def windows(self, run: PlannedRun, tenant: str) -> list[ServedRequests]:
         """Return a tenant's requests in each ``ok`` record of a run."""
         # A table asks for the same requests for each of its figures.
         stored, sessions = self.window_records(run), self.sessions(run)

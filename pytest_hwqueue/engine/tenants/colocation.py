@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from pytest_hwqueue.data.errors import DeviceError, NotProven
-from pytest_hwqueue.data.figures.of_requests import Served, percentile
+from pytest_hwqueue.data.figures.of_requests import ServedRequests, percentile
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
 from pytest_hwqueue.data.records.cell import now
 from pytest_hwqueue.data.records.files import record_path
@@ -315,7 +315,7 @@ def _refuse_late(plan: Colocation, draft: ColocationDraft) -> None:
 def _p99_ms(tenant: TenantResult) -> float:
     """Return P99 of completed requests, as tables show it; infinite if there is none."""
     times_ns = tenant.latency_ns
-    whole = Served(len(times_ns), times_ns, (), window_ns=1)
+    whole = ServedRequests(len(times_ns), times_ns, (), window_ns=1)
     return (percentile(0.99)([whole], CONFIDENCE).value or math.inf) / 1e6
 
 

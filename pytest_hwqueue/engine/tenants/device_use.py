@@ -24,7 +24,7 @@ from pytest_hwqueue.engine.tenants import DEVICE
 from pytest_hwqueue.parts.schedulers.syntax import parse_scheduler
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.data.figures.of_requests import Served, Session
+    from pytest_hwqueue.data.figures.of_requests import ServedRequests, Session
 
 # Enough to show how far blocks depend on each other: as many as a throughput has at most.
 _BLOCKS = 100
@@ -125,18 +125,18 @@ def _waits_ns(result: TenantResult, work: Sequence[DeviceWork]) -> list[int]:
     return [started_ns[each] - enqueued_ns[each] for each in numbers if each in started_ns]
 
 
-def used(record: ColocationRecord, name: str, session: Session | None = None) -> Served:
+def used(record: ColocationRecord, name: str, session: Session | None = None) -> ServedRequests:
     """Return what a traced window shows of a tenant, or of the `DEVICE`; its use was observed."""
     from dataclasses import replace
 
-    from pytest_hwqueue.data.figures.of_requests import ONLY_SESSION, Served
+    from pytest_hwqueue.data.figures.of_requests import ONLY_SESSION, ServedRequests
 
     use = record.device_use
     assert use is not None
     assert not use.reason
     window_ns = round(record.duration_s * 1e9)
     if name == DEVICE:
-        return Served(
+        return ServedRequests(
             0, (), (), window_ns, session or ONLY_SESSION,
             busy_ns=use.busy_ns, switches=use.switches,
         )  # fmt: skip

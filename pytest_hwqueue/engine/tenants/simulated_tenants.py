@@ -35,7 +35,7 @@ from pytest_hwqueue.parts.devices.simulated.colocation import (
     operations_of,
     run_tenants,
 )
-from pytest_hwqueue.parts.devices.simulated.costs import Enqueued, GraphWork, KernelWork, Work
+from pytest_hwqueue.parts.devices.simulated.costs import EnqueuedWork, GraphWork, KernelWork, Work
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.schedulers.declaration import SimulatedSharing
 from pytest_hwqueue.parts.schedulers.green_context import partition_of
@@ -370,7 +370,7 @@ def _request(label: str, spec_json: str, seed: int, folder: str) -> _Request:
         host_ns = device.clock_ns() - before_ns
         pool.synchronize()
         captured = pool.capture(0, work.enqueue)
-    assert isinstance(captured, Enqueued)
+    assert isinstance(captured, EnqueuedWork)
     assert isinstance(captured.work, GraphWork)
     kernels = tuple(node.work for node in captured.work.nodes if node.work is not None)
     if spec.model is not None:

@@ -86,7 +86,7 @@ _SESSION_FILE = "session.json"
 
 
 @dataclass(frozen=True)
-class Unmatched:
+class UnmatchedCell:
     """A cell that only one side has, and why as far as known."""
 
     cell_id: Annotated[str, Field(alias="cell")]
@@ -109,7 +109,7 @@ class Source:
     label: str
     kind: Literal["baseline", "session", "records"]
     cells: dict[str, CellBaseline]
-    left_out: tuple[Unmatched, ...] = ()
+    left_out: tuple[UnmatchedCell, ...] = ()
 
 
 def load_source(text: str, store: Store, of: Source | None = None) -> Source:
@@ -203,7 +203,7 @@ def source_of(
     for session, record in records:
         cell_id = record.cell.id
         if record.status != "ok":
-            left_out.append(Unmatched(cell_id, f"{record.status}: {record.reason}"))
+            left_out.append(UnmatchedCell(cell_id, f"{record.status}: {record.reason}"))
             continue
         with within(label):
             new = cell_of_record(record, session)

@@ -20,7 +20,7 @@ from pytest_hwqueue.parts.processes.channel import (
     stacks,
 )
 from pytest_hwqueue.parts.processes.reaper import kill, last_lines
-from pytest_hwqueue.parts.processes.starting import Forked, ForkServer, Main, start_process
+from pytest_hwqueue.parts.processes.starting import ForkedProcess, ForkServer, Main, start_process
 
 Key = TypeVar("Key")
 
@@ -35,7 +35,7 @@ class MeasuredProcess:
 
     """
 
-    def __init__(self, process: Forked, channel: Channel, log: Path) -> None:
+    def __init__(self, process: ForkedProcess, channel: Channel, log: Path) -> None:
         self.log = log
         self._process = process
         self._channel = channel

@@ -120,7 +120,7 @@ class ForkServer:
 
     def fork(
         self, main: Main, environment: Mapping[str, str], log: Path, descriptors: tuple[int, int]
-    ) -> Forked:
+    ) -> ForkedProcess:
         """Fork a process; its environment must fit.
 
         Raises:
@@ -139,7 +139,7 @@ class ForkServer:
             raise HwqError(str(error)) from None
         finally:
             os.close(writer)
-        return Forked(reader)
+        return ForkedProcess(reader)
 
     def close(self) -> None:
         """End the server and its forks."""
@@ -155,7 +155,7 @@ class ForkServer:
                 self._process.wait()
 
 
-class Forked:
+class ForkedProcess:
     """A process with a parent that ends all it leaves; has the interface of `subprocess.Popen`.
 
     Attributes:
@@ -240,7 +240,7 @@ def start_process(
     environment: Mapping[str, str],
     log: Path,
     descriptors: tuple[int, int],
-) -> Forked:
+) -> ForkedProcess:
     """Start a process that runs ``main()`` of a module.
 
     Args:
@@ -263,7 +263,7 @@ def start_reaped(
     environment: Mapping[str, str],
     log: Path,
     descriptors: Sequence[int] = (),
-) -> Forked:
+) -> ForkedProcess:
     """Start a program; when it ends, or this process does, so does all that it has started.
 
     Args:
@@ -284,7 +284,9 @@ def start_reaped(
     return start_guarded(order, log)
 
 
-def start_guarded(order: Order, log: Path, environment: Mapping[str, str] | None = None) -> Forked:
+def start_guarded(
+    order: Order, log: Path, environment: Mapping[str, str] | None = None
+) -> ForkedProcess:
     """Start a program with a guardian of its own, which also stops it when this process dies.
 
     Args:
@@ -318,7 +320,7 @@ def start_guarded(order: Order, log: Path, environment: Mapping[str, str] | None
     with suppress(BrokenPipeError):
         guardian.stdin.write(f"{json.dumps(order, default=str)}\n".encode())
         guardian.stdin.flush()
-    return Forked(reader, guardian)
+    return ForkedProcess(reader, guardian)
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pytest_hwqueue.answers.page.cells import find_records
 from pytest_hwqueue.answers.page.render import Page, page_of, render_page
 from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.data.records.cell import RunRecord, write_record
-from pytest_hwqueue.data.records.timelines import Kept, write_kept
+from pytest_hwqueue.data.records.timelines import TimelineData, write_kept
 
 HOSTILE = "<script>alert('kernel')</script>"
 
@@ -37,7 +37,7 @@ def with_timeline(folder: Path, record: RunRecord, name: str = HOSTILE) -> RunRe
         Kernel(index % 2, index, name, None, 10 * index, 1000 * index + 500, 1000 * index + 1400)
         for index in range(4)
     )
-    kept = Kept()
+    kept = TimelineData()
     kept.add("work on all streams", Timeline(kernels, 2, None))
     folder.mkdir(parents=True, exist_ok=True)
     return record.model_copy(update={"timelines": write_kept(folder, "kept", kept)})

@@ -13,7 +13,7 @@ from pytest_hwqueue.answers.session.outcome import render_markdown
 from pytest_hwqueue.data.document.document import code, plain
 from pytest_hwqueue.data.records.cell import RunRecord
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
-from pytest_hwqueue.judge.baselines.sources import Unmatched
+from pytest_hwqueue.judge.baselines.sources import UnmatchedCell
 from pytest_hwqueue.judge.judging import Judgement
 from tests.answers.conftest import make
 from tests.stored_texts import assert_as_stored
@@ -28,7 +28,7 @@ def test_what_is_written_is_as_stored(
     hard: dict[str, Any] = {"device_kind": "sim", "device_name": "simulated H100_SXM"}
     model = [make(fingerprint=Fingerprint(hard=hard, soft={}))]
     passes = tuple(each for each in judgement.verdicts if each.verdict.state == "pass")
-    many = tuple(Unmatched(f"moe[cpu-s{n}-native-eager]", "not measured") for n in range(1, 8))
+    many = tuple(UnmatchedCell(f"moe[cpu-s{n}-native-eager]", "not measured") for n in range(1, 8))
     fine = replace(judgement, baseline="cpu/main", verdicts=passes, missing=many)
     # What is worst comes first also among devices.
     assert_as_stored(__file__, "judgement.md", render_markdown([fine, judgement], []))

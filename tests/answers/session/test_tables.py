@@ -164,10 +164,10 @@ def _records(request: pytest.FixtureRequest) -> tuple[str, list[RunRecord]]:
     return name, request.getfixturevalue(shared[name]) if name in shared else SETS[name]()
 
 
-Named = tuple[str, Sequence[RunRecord]]
+Culprit = tuple[str, Sequence[RunRecord]]
 
 
-def test_what_is_printed_is_as_stored(records: Named) -> None:
+def test_what_is_printed_is_as_stored(records: Culprit) -> None:
     name, shown = records
     brief = render(shown, width=80, colour=False)
     assert_as_stored(__file__, f"{name}_80.txt", brief)
@@ -176,7 +176,7 @@ def test_what_is_printed_is_as_stored(records: Named) -> None:
         assert_as_stored(__file__, f"{name}_v_{width}.txt", details)
 
 
-def test_no_line_is_longer_than_the_terminal_and_no_failure_is_hidden(records: Named) -> None:
+def test_no_line_is_longer_than_the_terminal_and_no_failure_is_hidden(records: Culprit) -> None:
     for width in (20, 40, 60, 80, 100, 120, 250):
         details = render_details(records[1], width=width, colour=False)
         for text in (details, render(records[1], width=width, colour=False)):

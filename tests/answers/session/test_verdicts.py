@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from pytest_hwqueue.answers.session.outcome import render_markdown
 from pytest_hwqueue.judge import words as verdicts
 from pytest_hwqueue.judge.baselines.runs import FieldDifference
-from pytest_hwqueue.judge.baselines.sources import Unmatched
+from pytest_hwqueue.judge.baselines.sources import UnmatchedCell
 from pytest_hwqueue.judge.file import json_schema, judgement_file, judgement_text
 from pytest_hwqueue.judge.file import judgement_of as stored_judgement
 from pytest_hwqueue.judge.judging import CellVerdict, Judgement
@@ -126,7 +126,9 @@ def test_no_line_of_a_judgement_is_wider_than_its_terminal(
 
 
 def test_tables_of_verdicts_are_as_stored(judgement: Judgement) -> None:
-    several = tuple(Unmatched(f"moe[cuda-s{n}-native-graph]", "not measured") for n in range(1, 8))
+    several = tuple(
+        UnmatchedCell(f"moe[cuda-s{n}-native-graph]", "not measured") for n in range(1, 8)
+    )
     noisy = CellVerdict(CELL, "p99", verdict_of(sd=0.08, seed=3))
     three = CellVerdict(cell_id(2), "p99", verdict_of(baseline_runs=3, sd=0.001))
     passed = [each for each in judgement.verdicts if each.verdict.state == "pass"]

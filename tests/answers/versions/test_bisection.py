@@ -21,14 +21,14 @@ from pytest_hwqueue.answers.versions.bisection import (
     BisectState,
     Finding,
     Outcome,
-    Tracked,
+    TrackedFigure,
     bisect,
     bracket,
     next_place,
     read_state,
     write_state,
 )
-from pytest_hwqueue.answers.versions.session import CommitComparison, Measured
+from pytest_hwqueue.answers.versions.session import CommitComparison, MeasuredRun
 from pytest_hwqueue.answers.versions.sides import Side, SideRequest
 from pytest_hwqueue.answers.versions.variants import SideVariant
 from pytest_hwqueue.data.errors import HwqError, RecordError, SideFailed
@@ -124,9 +124,9 @@ class Toy:
         )  # fmt: skip
         yield a, b
 
-    def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+    def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> MeasuredRun:
         self.runs += 1
-        return Measured(list(self._records(self._numbers[side.commit or ""], nodes)), "")
+        return MeasuredRun(list(self._records(self._numbers[side.commit or ""], nodes)), "")
 
     def described(self, sides: Sequence[Side]) -> AbstractContextManager[None]:
         return nullcontext()
@@ -332,7 +332,7 @@ def test_half_of_the_worsening_parts_good_from_bad_whatever_the_least_effect(
         tmp_path, tmp_path, SideVariant(), "", ("p99",),
         GateSettings.of_options(min_effect=None), False, lambda _: None,
     )  # fmt: skip
-    tracked = Tracked(
+    tracked = TrackedFigure(
         cell="a", node="t", figure="p99", label="P99", higher_is_worse=True, ratio=1.21
     )
     judged = [compare._judging("g", "b", 12, each, "s").settings for each in (None, tracked)]

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.answers.versions.judge import InterleavedJudging
-from pytest_hwqueue.answers.versions.session import Measured, interleave
+from pytest_hwqueue.answers.versions.session import MeasuredRun, interleave
 from pytest_hwqueue.answers.versions.sides import Side, detectable_by_pairs, looks, with_median
 from pytest_hwqueue.data.errors import BadInput, HwqError, SideFailed
 from pytest_hwqueue.data.records.cell import RunRecord
@@ -46,11 +46,11 @@ class Session:
     def judgement(self) -> Judgement:
         return interleave(self._sides, self._judging, self._measure, self.said.append)
 
-    def _measure(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+    def _measure(self, side: Side, number: int, nodes: Sequence[str] | None) -> MeasuredRun:
         self.asked.append((side.name, nodes))
         records = self._run(side.name, number)
         kept = [record for record in records if nodes is None or record.nodeid in nodes]
-        return Measured(kept, "" if kept else f"run {number}: pytest was ended by SIGKILL")
+        return MeasuredRun(kept, "" if kept else f"run {number}: pytest was ended by SIGKILL")
 
 
 def run_of(scale: float = 1.0, sd: float = 0.02, seed: int = 0, **changed: Any) -> MakeRun:
@@ -205,7 +205,7 @@ def test_why_nothing_was_measured_is_said_before_how_pytest_ended() -> None:
     judging = InterleavedJudging(("p99",), GateSettings(), ("main", "."), "one")
     sides = (make_side("A", label="main", collected=("file.py::test",)), make_side("B"))
     with pytest.raises(SideFailed) as raised:
-        interleave(sides, judging, lambda *_: Measured(failed, "run 1: tests failed"), print)
+        interleave(sides, judging, lambda *_: MeasuredRun(failed, "run 1: tests failed"), print)
     said = str(raised.value)
     assert said.startswith(f"A: main measured nothing: a[cuda-s8-native-eager]: {shared}; b[")
     assert said.endswith("; 2 cells more; run 1: tests failed")
@@ -226,12 +226,12 @@ def test_cells_of_one_side_only_are_missing_with_what_happened_to_their_tests() 
     )
     asked: list[list[str]] = []
 
-    def measure(side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+    def measure(side: Side, number: int, nodes: Sequence[str] | None) -> MeasuredRun:
         asked.append(list(nodes or ()))
         mine = {"A": [("only A", "file.py::test_only A"), ("gone", "file.py::test_gone")],
                 "B": [("later", "file.py::test_later"), ("new", "new.py::test")]}  # fmt: skip
         own = [make_record(cell, number, nodeid=node) for cell, node in mine[side.name]]
-        return Measured([*good(side.name, number), *own], "")
+        return MeasuredRun([*good(side.name, number), *own], "")
 
     only = [*common, "file.py::test_later", "new.py::test"]
     judgement = interleave((a, b), judging, measure, print, only, lost=True)
@@ -385,8 +385,8 @@ def test_no_outlier_is_too_much_to_be_told(
     judging = InterleavedJudging(("p99",), gate, ("A", "B"), "one", among=figures)
     sides = make_side("A", collected=("t",)), make_side("B", collected=("t",))
 
-    def measured(side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
-        return Measured(run(side.name, number), "")
+    def measured(side: Side, number: int, nodes: Sequence[str] | None) -> MeasuredRun:
+        return MeasuredRun(run(side.name, number), "")
 
     judgement = interleave(sides, judging, measured, lambda _: None)
     content = judgement_file(judgement, "B", 0, {})

@@ -13,7 +13,7 @@ from pytest_hwqueue.answers.versions.imports import OtherCode, Tree
 from pytest_hwqueue.answers.versions.judge import InterleavedJudging
 from pytest_hwqueue.answers.versions.session import (
     CommitComparison,
-    Measured,
+    MeasuredRun,
     ProcessRuns,
     interleave,
 )
@@ -32,12 +32,12 @@ def judgement_of(*, other: bool) -> tuple[Judgement, int]:
     """Judge an interleaved session whose runs of A are of other code; return their number too."""
     runs = 0
 
-    def measure(side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+    def measure(side: Side, number: int, nodes: Sequence[str] | None) -> MeasuredRun:
         nonlocal runs
         runs += 1
         strayed = side.name == "A" and other
         kept = [quick_record(cell, 2 * number + at) for at, cell in enumerate("ab")]
-        return Measured(kept, "", "side A ran libx from /repository/libx.py" if strayed else "")
+        return MeasuredRun(kept, "", "side A ran libx from /repository/libx.py" if strayed else "")
 
     sides = make_side("A", collected=("file.py::test_a",)), make_side("B", collected=("b::b",))
     judging = InterleavedJudging(("p99",), GateSettings(pairs=6), ("main", "."), "one")
@@ -69,8 +69,8 @@ def test_no_setting_lets_other_code_pass() -> None:
 
 def test_a_bisection_ends_as_no_commit_is_to_blame(tmp_path: Path) -> None:
     class Runs(ProcessRuns):
-        def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
-            return Measured(
+        def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> MeasuredRun:
+            return MeasuredRun(
                 [quick_record("a", number)], "", "side A ran libx from /repository/libx.py"
             )
 

@@ -71,16 +71,16 @@ def search(
     return found.cases, result
 
 
-Measured = tuple[Path, list[CapacityCase], Result]
+MeasuredRun = tuple[Path, list[CapacityCase], Result]
 
 
 @pytest.fixture(scope="module", name="measured")
-def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> MeasuredRun:
     folder = tmp_path_factory.mktemp("capacity")
     return (folder, *search(folder, SCENARIO, "--svg", folder / "c.svg"))
 
 
-def test_each_scheduler_has_a_bracket_and_says_what_broke_first(measured: Measured) -> None:
+def test_each_scheduler_has_a_bracket_and_says_what_broke_first(measured: MeasuredRun) -> None:
     _, found, result = measured
     assert [case.id for case in found] == ["native", "mps-priority"]
     for case in found:
@@ -108,7 +108,7 @@ def test_each_scheduler_has_a_bracket_and_says_what_broke_first(measured: Measur
     assert ": held" in result.stderr
 
 
-def test_reports_hold_every_rate_and_the_goal(measured: Measured) -> None:
+def test_reports_hold_every_rate_and_the_goal(measured: MeasuredRun) -> None:
     folder, found, _ = measured
     markdown, svg = (folder / "c.md").read_text(), (folder / "c.svg").read_text()
     for case in found:
@@ -127,7 +127,7 @@ def test_reports_hold_every_rate_and_the_goal(measured: Measured) -> None:
 
 
 def test_interrupted_search_continues_and_ends_alike(
-    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: MeasuredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = interrupt(monkeypatch, Measurer, "window", call=6)
     _, first = search(tmp_path, SCENARIO, status=2)
@@ -170,7 +170,7 @@ def with_invalid_windows(
 # As in tests/answers/which/test_sessions.py; below, one that stays invalid.
 @pytest.mark.slow
 def test_an_invalid_window_is_measured_again(
-    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: MeasuredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_invalid_windows(monkeypatch, lambda _, before: before < ATTEMPTS - 1)
     (found,), result = search(tmp_path, SCENARIO, "--schedulers", "native")

@@ -10,7 +10,7 @@ import pytest
 from pytest_hwqueue.answers.which.budget import CONFIRMING_STARTS
 from pytest_hwqueue.answers.which.search import ERROR, RateLooks, verdict_on
 from pytest_hwqueue.data.figures import of_requests as figures
-from pytest_hwqueue.data.figures.of_requests import Served, worth_at
+from pytest_hwqueue.data.figures.of_requests import ServedRequests, worth_at
 from pytest_hwqueue.engine.scenarios.deciding import agrees_in_blocks
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, evaluate, parse_goal
 from pytest_hwqueue.engine.tenants.looks import planned_looks
@@ -20,7 +20,7 @@ MS = 1e6
 
 
 @lru_cache(maxsize=256)
-def window(load: float, requests: float, seed: int) -> Served:
+def window(load: float, requests: float, seed: int) -> ServedRequests:
     """A window of M/D/1 with a service time of 1 ms, by Lindley's recursion."""
     random = np.random.default_rng(seed)
     # The first of a longer window of the same seed are those of a shorter one.
@@ -31,7 +31,7 @@ def window(load: float, requests: float, seed: int) -> Served:
     done = np.maximum.accumulate(due - number) + number + 1
     latency = ((done - due) * MS).astype(int).tolist()
     finished = (done * MS).astype(int).tolist()
-    return Served(len(latency), latency, finished, int(requests / load * MS))
+    return ServedRequests(len(latency), latency, finished, int(requests / load * MS))
 
 
 class Queue:
@@ -39,7 +39,7 @@ class Queue:
 
     def __init__(self, bound_ms: float) -> None:
         self.goal = parse_goal(f"high.p99 < {bound_ms} ms")
-        self.windows: list[Served] = []
+        self.windows: list[ServedRequests] = []
 
     def judge(self, case: object, *, confidence: float) -> list[GoalResult]:
         return [evaluate(self.goal, self.windows, confidence=confidence)]
@@ -60,7 +60,7 @@ def verdicts(load: float, bound_ms: float, seed: int) -> list[str]:
         confirms = found != ["undecided"]
         if not confirms and number == LOOKS.searched:
             break
-        queue.windows.append(Served(0, [], [], 1))
+        queue.windows.append(ServedRequests(0, [], [], 1))
         for share, error in PLANNED:
             queue.windows[-1] = window(load, share * LOOKS.requests, 1000 * seed + number)
             alone.windows = queue.windows[-1:]
@@ -153,10 +153,10 @@ def test_far_off_the_capacity_the_verdict_is_right_and_never_wrong() -> None:
 def test_requests_of_a_queue_are_worth_fewer_and_independent_ones_themselves() -> None:
     assert worth_at([window(0.8, 4000, 1)], 0.9, 0.95) < 1000
     latency = np.random.default_rng(0).exponential(MS, 4000).astype(int).tolist()
-    assert worth_at([Served(4000, latency, latency, 10**9)], 0.9, 0.95) > 2000
-    never = [Served(4000, latency[:2000], latency[:2000], 10**9)]
+    assert worth_at([ServedRequests(4000, latency, latency, 10**9)], 0.9, 0.95) > 2000
+    never = [ServedRequests(4000, latency[:2000], latency[:2000], 10**9)]
     assert 1 <= worth_at(never, 0.9, 0.95) <= 4000
-    assert worth_at([Served(3, [], [], 10**9)], 0.9, 0.95) >= 1
+    assert worth_at([ServedRequests(3, [], [], 10**9)], 0.9, 0.95) >= 1
 
 
 @pytest.mark.parametrize(

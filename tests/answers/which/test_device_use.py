@@ -53,18 +53,18 @@ def verdicts(found: WhichFile, row: str) -> list[str]:
     return [goal.verdict for goal in case(found, row).goals]
 
 
-Measured = tuple[Path, WhichFile, Result]
+MeasuredRun = tuple[Path, WhichFile, Result]
 
 
 @pytest.fixture(scope="module", name="measured")
-def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> MeasuredRun:
     folder = tmp_path_factory.mktemp("use")
     found, result = measure(write(folder, *GOALS), folder / "all", "-v")
     (session,) = (folder / "all").iterdir()
     return session, found, result
 
 
-def test_goals_are_judged_by_one_traced_window_of_each_row(measured: Measured) -> None:
+def test_goals_are_judged_by_one_traced_window_of_each_row(measured: MeasuredRun) -> None:
     session, found, result = measured
     assert [verdicts(found, row) for row in ROWS[1:]] == [
         # The small kernel waits behind the large one, unless its stream comes first; and 800
@@ -89,7 +89,9 @@ def test_goals_are_judged_by_one_traced_window_of_each_row(measured: Measured) -
     assert result.stderr.count(" traced ok (") == 3
 
 
-def test_every_row_with_a_traced_window_shows_how_the_device_was_used(measured: Measured) -> None:
+def test_every_row_with_a_traced_window_shows_how_the_device_was_used(
+    measured: MeasuredRun,
+) -> None:
     _, found, result = measured
     for row in ROWS[1:]:
         goals = {goal.goal: goal.figure for goal in case(found, row).goals}
@@ -112,7 +114,9 @@ def test_every_row_with_a_traced_window_shows_how_the_device_was_used(measured: 
     assert shown == [[row, who] for row in ROWS[1:] for who in ("device", "high", "low")]
 
 
-def test_records_alone_judge_the_same_and_other_goals(measured: Measured, tmp_path: Path) -> None:
+def test_records_alone_judge_the_same_and_other_goals(
+    measured: MeasuredRun, tmp_path: Path
+) -> None:
     session, found, result = measured
     again, text = measure(write(tmp_path, *GOALS), tmp_path, "--from", session, "-v")
     assert again == found
@@ -127,7 +131,7 @@ def test_records_alone_judge_the_same_and_other_goals(measured: Measured, tmp_pa
 
 
 def test_the_wide_table_has_each_tenants_share_of_the_device(
-    measured: Measured, tmp_path: Path
+    measured: MeasuredRun, tmp_path: Path
 ) -> None:
     session, found, _ = measured
     markdown = tmp_path / "wide.md"
@@ -159,7 +163,7 @@ def changed(session: Path, **update: object) -> Path:
 
 
 def test_what_a_traced_window_did_not_show_is_undecided_and_says_why(
-    measured: Measured, tmp_path: Path
+    measured: MeasuredRun, tmp_path: Path
 ) -> None:
     session, *_ = measured
     file = write(tmp_path, "device.busy > 85%", "high.p50 < 10 ms")
@@ -179,7 +183,7 @@ def test_what_a_traced_window_did_not_show_is_undecided_and_says_why(
 
 
 def test_traced_windows_of_several_sessions_count_together(
-    measured: Measured, tmp_path: Path
+    measured: MeasuredRun, tmp_path: Path
 ) -> None:
     session, found, _ = measured
     twice, _ = measure(

@@ -21,7 +21,7 @@ from pytest_hwqueue.answers.which.words import effective, proof_line
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.data.document.terminal import print_document
 from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError
-from pytest_hwqueue.data.figures.of_requests import Served, longest
+from pytest_hwqueue.data.figures.of_requests import ServedRequests, longest
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.interference import priority_effect
 from pytest_hwqueue.data.records.fingerprint import Fingerprint, Value
@@ -481,7 +481,7 @@ def test_requests_that_never_completed_are_no_fast_ones(file: Path) -> None:
     assert (figures.p50_ms.value, figures.p99_ms.value) == (4, None)
     assert figures.p99_ms.refused == "so many requests never completed"
     assert figures.max_ms.refused == "300 of 1500 requests never completed"
-    window = Served(3, (1, 2), (1, 2), 10)
+    window = ServedRequests(3, (1, 2), (1, 2), 10)
     assert longest([window], 0.95).refused == "1 of 3 requests never completed"
     assert "mps" in found.choices[0].missed
     assert "P99 to solo refused for high of mps: so many requests never completed" in output

@@ -15,7 +15,7 @@ from pytest_hwqueue.data.document.document import (
     Column,
     Command,
     Document,
-    Folded,
+    FoldedPart,
     Heading,
     Headline,
     Paragraph,
@@ -83,8 +83,8 @@ def test_each_kind_of_part_is_shown_as_the_medium_can() -> None:
     chart = Chart("pictured", {"mark": "point"}, "how to read", {"b": "no figure"})
     parts: list[Part] = [
         Heading("heading", 1), Paragraph("bold", "bold"), Paragraph("dim"), Verbatim("as  is"),
-        Bullets({"": ["line"], "c": ["of c"]}), table, chart, Folded("in short", table),
-        Folded("2 names", Bullets({"": ["one", "two"]})), Command("hwq run"),
+        Bullets({"": ["line"], "c": ["of c"]}), table, chart, FoldedPart("in short", table),
+        FoldedPart("2 names", Bullets({"": ["one", "two"]})), Command("hwq run"),
     ]  # fmt: skip
     terminal = printed(Document(parts), 80)
     assert "pictured" not in terminal + markdown(Document(parts))

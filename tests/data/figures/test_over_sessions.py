@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.data.figures import over_sessions as sessions
 from pytest_hwqueue.data.figures.of_requests import (
     Estimator,
-    Served,
+    ServedRequests,
     Session,
     percentile,
     ratio,
@@ -26,10 +26,10 @@ CONFIDENCE = 0.95
 WINDOW_NS = 60 * 10**9
 
 
-def window(latency_ns: object, gpu: str = "a", name: str = "") -> Served:
+def window(latency_ns: object, gpu: str = "a", name: str = "") -> ServedRequests:
     latencies = np.asarray(latency_ns).astype(int).tolist()
     finished = np.linspace(WINDOW_NS / 100, WINDOW_NS, len(latencies)).astype(int).tolist()
-    return Served(len(latencies), latencies, finished, WINDOW_NS, Session(gpu, name))
+    return ServedRequests(len(latencies), latencies, finished, WINDOW_NS, Session(gpu, name))
 
 
 def drawn(generator: np.random.Generator, median_ns: float, n: int = 600) -> np.ndarray:
@@ -196,6 +196,8 @@ def test_the_count_of_an_even_stream_holds_its_rate(rate: float, phase: float) -
     """Equal counts in every block are no certainty: a block cannot tell less than one request."""
     step = 1e9 / rate
     finished = np.arange(phase * step, WINDOW_NS, step).astype(int).tolist()
-    found = throughput([Served(len(finished), [1] * len(finished), finished, WINDOW_NS)], 0.95)
+    found = throughput(
+        [ServedRequests(len(finished), [1] * len(finished), finished, WINDOW_NS)], 0.95
+    )
     assert found.low < rate < found.high
     assert found.low < found.high

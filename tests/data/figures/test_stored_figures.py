@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.data.figures.of_cell import summarise
+from pytest_hwqueue.data.figures.of_cell import NOTHING_DECLARED, summarise
 from pytest_hwqueue.data.records.cell import RunRecord, read_record
 from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
@@ -64,9 +64,11 @@ def differing(stored: Any, again: Any) -> Differing:
 
 def of_cell(record: RunRecord) -> Differing:
     assert record.samples is not None
-    # No record of the repository has ratios, overlap or bandwidth.
-    assert record.declared is None
-    again = summarise(record.samples, record.work_per_iteration, primary=record.primary)
+    # Those of before have none of ratios, overlap or bandwidth.
+    declared = record.declared or NOTHING_DECLARED
+    again = summarise(
+        record.samples, record.work_per_iteration, declared, record.primary, record.metrics.refused
+    )
     return differing(*(one.model_dump(include=OF_SAMPLES) for one in (record.metrics, again)))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pytest_hwqueue.data.figures import of_requests as figures
-from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.figures.of_requests import ServedRequests
 from pytest_hwqueue.data.metrics.drift import MeanInterval, mean_interval
 from pytest_hwqueue.data.metrics.latency import throughput
 from tools.coverage import autoregressive
@@ -89,7 +89,7 @@ def test_a_rate_falls_by_what_its_line_says() -> None:
 
 def test_a_tenant_that_slows_down_has_the_rate_of_its_window() -> None:
     finished = np.cumsum(1e7 * np.linspace(0.9, 1.1, 2000)).astype(int)
-    window = Served(2000, [1] * 2000, finished.tolist(), int(finished[-1]) + 1)
+    window = ServedRequests(2000, [1] * 2000, finished.tolist(), int(finished[-1]) + 1)
     found = figures.throughput([window], 0.95)
     assert found.drift == pytest.approx(-0.2, rel=0.1)
     assert found.interval is not None

@@ -20,7 +20,7 @@ from pytest_hwqueue.data.records import timelines
 from pytest_hwqueue.data.records.samples import pack, unpack
 from pytest_hwqueue.data.records.timelines import (
     LIMITS,
-    Kept,
+    TimelineData,
     TimelineFile,
     copy_kept,
     read_kept,
@@ -58,13 +58,13 @@ def test_timelines_and_traced_passes_come_back_as_they_were(
     found: list[Kernel], released_ns: int | None, elsewhere: int, work: list[DeviceWork]
 ) -> None:
     timeline = Timeline(tuple(found), 4, released_ns, elsewhere)
-    kept = Kept()
+    kept = TimelineData()
     kept.add("pass", timeline)
     kept.add("other", Timeline((), 1, None))
     kept.add_work("pass", work)
     assert kept.kernels == len(found) + len(work)
     about, tables = unpack(pack(kept.about, kept.tables, LIMITS), LIMITS)
-    again = Kept(about, dict(tables), kept.kernels)
+    again = TimelineData(about, dict(tables), kept.kernels)
     assert again.timeline("pass") == timeline
     assert again.timeline("other") == Timeline((), 1, None)
     assert again.timeline("none") is None
@@ -83,7 +83,7 @@ def test_a_kernel_takes_at_most_12_bytes(tmp_path: Path) -> None:
     with SimulatedDevice("h200").open_streams(2) as pool:
         found = timeline_pass(pool, enqueue)
     timelines = {"many": found.many, "one": found.one}
-    kept = Kept()
+    kept = TimelineData()
     for name, timeline in timelines.items():
         kept.add(name, timeline)
     reference = write_kept(tmp_path, "cell", kept)
@@ -96,8 +96,8 @@ def test_a_kernel_takes_at_most_12_bytes(tmp_path: Path) -> None:
         assert again.timeline(name) == replace(timeline, kernels=told, calls=(), clocks=None)
 
 
-def one_timeline(end_ns: int = 5) -> Kept:
-    kept = Kept()
+def one_timeline(end_ns: int = 5) -> TimelineData:
+    kept = TimelineData()
     kept.add("pass", Timeline((Kernel(0, 0, "gemm", None, 0, 1, end_ns),), 1, None))
     return kept
 

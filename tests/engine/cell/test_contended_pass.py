@@ -14,9 +14,9 @@ import pytest
 from pytest_hwqueue.data.errors import InvalidMeasurement
 from pytest_hwqueue.data.metrics.contention import HeldWindow
 from pytest_hwqueue.engine.cell.contended_pass import (
-    Contended,
     ContendedPlan,
-    Judged,
+    ContendedResult,
+    JudgedLaunches,
     contended_pass,
     contended_program,
 )
@@ -40,10 +40,10 @@ BURST = PrimaryLatency("burst", "launch", "a burst")
 def measured(
     device: Device, pool: StreamPool, enqueue: Enqueue, primary: PrimaryLatency = BURST,
     *, replayed: bool = True, plan: ContendedPlan = PLAN,
-) -> Contended:  # fmt: skip
+) -> ContendedResult:  # fmt: skip
     enqueue(pool.streams)
     pool.synchronize()
-    judged = Judged(taped(pool.streams, enqueue), primary)
+    judged = JudgedLaunches(taped(pool.streams, enqueue), primary)
     program = contended_program(device, pool, enqueue, judged, replayed=replayed)
     return contended_pass(device, pool, program, plan)
 
@@ -124,7 +124,7 @@ def test_a_host_that_launches_one_by_one_has_about_one_stream_in_flight() -> Non
         enqueue = burst_on_each(device.kernel_of(100_000))
         enqueue(pool.streams)
         pool.synchronize()
-        judged = Judged(taped(pool.streams, enqueue), BURST)
+        judged = JudgedLaunches(taped(pool.streams, enqueue), BURST)
         one_by_one = OneByOne(pool)
         program = contended_program(device, one_by_one, enqueue, judged, replayed=False)  # type: ignore[arg-type]
         found = contended_pass(device, one_by_one, program, PLAN)  # type: ignore[arg-type]
@@ -252,7 +252,7 @@ def test_any_tagged_launch_of_a_reference_is_timed() -> None:
         enqueue(pool.streams)
         pool.synchronize()
         other = replace(BURST, name="other")
-        judged = Judged(taped(pool.streams, enqueue), other, any_tag=True)
+        judged = JudgedLaunches(taped(pool.streams, enqueue), other, any_tag=True)
         program = contended_program(device, pool, enqueue, judged, replayed=True)
         assert contended_pass(device, pool, program, PLAN).latencies_ns
 
@@ -260,7 +260,9 @@ def test_any_tagged_launch_of_a_reference_is_timed() -> None:
 def test_an_iteration_without_judged_launches_is_no_measurement() -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        judged = Judged(taped(pool.streams, burst_on_each(lambda: None)), replace(BURST, name="x"))
+        judged = JudgedLaunches(
+            taped(pool.streams, burst_on_each(lambda: None)), replace(BURST, name="x")
+        )
         with pytest.raises(InvalidMeasurement, match="no launch of an iteration is tagged x"):
             contended_program(device, pool, burst_on_each(lambda: None), judged, replayed=True)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.data.metrics.latency import summarise_latency
 from pytest_hwqueue.data.records.kinds import KINDS
 from pytest_hwqueue.engine.cell.cell import CellDraft, OpenCell
-from pytest_hwqueue.engine.cell.planted_fault import Planted, weighed
+from pytest_hwqueue.engine.cell.planted_fault import CellFault, weighed
 from pytest_hwqueue.parts.workloads.registry import workload_class
 from pytest_hwqueue.parts.workloads.workload import parameters_for
 
@@ -50,14 +50,14 @@ def test_a_fault_that_cannot_be_as_asked_for_is_felt_all_the_same() -> None:
 def test_a_record_says_what_the_fault_did_to_its_own_figures() -> None:
     plain = [1_000_000] * 99 + [2_000_000]
     many = summarise_latency([1_100_000] * 400)
-    assert Planted(0.1, plain).words(many) == (
+    assert CellFault(0.1, plain).words(many) == (
         "planted to be +10%: P50 +10.0%, P99 +8.9%, against a short pass without it"
     )
     few = summarise_latency([1_100_000] * 20)
-    assert Planted(0.1, plain).words(few).startswith("planted to be +10%: P50 +10.0%, against")
-    assert Planted(0.1, None).words(many) == "planted to be +10% of whole iterations"
+    assert CellFault(0.1, plain).words(few).startswith("planted to be +10%: P50 +10.0%, against")
+    assert CellFault(0.1, None).words(many) == "planted to be +10% of whole iterations"
     for nothing in (None, summarise_latency([1])):
-        assert "too few samples to say" in Planted(0.1, plain).words(nothing)
+        assert "too few samples to say" in CellFault(0.1, plain).words(nothing)
 
 
 class Accelerator:

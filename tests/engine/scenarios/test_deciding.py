@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.data.figures.of_requests import Served, Session
+from pytest_hwqueue.data.figures.of_requests import ServedRequests, Session
 from pytest_hwqueue.data.metrics.latency import minimum_samples, sufficient_samples
 from pytest_hwqueue.engine.scenarios.deciding import (
     ASSURANCE,
@@ -28,21 +28,23 @@ from pytest_hwqueue.engine.scenarios.deciding import (
 from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
 
 RATE, MS, S = 20, 1_000_000, 1_000_000_000
-Make = Callable[[float, float, np.random.Generator], Served]
+Make = Callable[[float, float, np.random.Generator], ServedRequests]
 
 
-def window(seconds: float, slow: float, random: np.random.Generator) -> Served:
+def window(seconds: float, slow: float, random: np.random.Generator) -> ServedRequests:
     """Requests at 20/s, each slow (20 ms) with a probability, else fast (1 ms)."""
     n = max(1, round(seconds * RATE))
     latency = np.where(random.random(n) < slow, 20 * MS, MS).tolist()
     due = (np.arange(n) * (S // RATE)).tolist()
-    return Served(n, latency, [a + b for a, b in zip(due, latency, strict=True)], int(seconds * S))
+    return ServedRequests(
+        n, latency, [a + b for a, b in zip(due, latency, strict=True)], int(seconds * S)
+    )
 
 
-def poisson(seconds: float, rate: float, random: np.random.Generator) -> Served:
+def poisson(seconds: float, rate: float, random: np.random.Generator) -> ServedRequests:
     finished = np.sort(random.uniform(0, seconds * S, random.poisson(rate * seconds)))
     times = finished.astype(int).tolist()
-    return Served(len(times), [MS] * len(times), times, int(seconds * S))
+    return ServedRequests(len(times), [MS] * len(times), times, int(seconds * S))
 
 
 def rare(random: np.random.Generator) -> float:
@@ -139,7 +141,7 @@ def test_where_no_length_would_decide_none_is_named() -> None:
     two = [replace(window(60, 0.0, random), session=Session("gpu", n)) for n in "ab"]
     for text, windows, reference in (
         ("high.p99 <= 1.3 x solo", alone, alone[:]),
-        ("high.p99 < 10 ms", [Served(0, [], [], S)], None),
+        ("high.p99 < 10 ms", [ServedRequests(0, [], [], S)], None),
         ("high.throughput >= 100% of native", two, two[:]),
     ):
         result = evaluate(parse_goal(text), windows, reference)

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 
 from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.figures.of_requests import (
-    Served,
+    ServedRequests,
     attainment,
     busy,
     mean,
@@ -111,29 +111,31 @@ def test_the_strictest_p99_goal_bounds_attainment() -> None:
     assert [latency_bound_ns(read, tenant) for tenant in "abc"] == [10e6, 2e6, None]
 
 
-def served(latency_ns: object, *, never: int = 0, window_ns: int = S) -> Served:
+def served(latency_ns: object, *, never: int = 0, window_ns: int = S) -> ServedRequests:
     """Requests of these latencies, evenly spread over the window."""
     latencies = np.asarray(latency_ns).astype(int).tolist()
     finished = np.linspace(window_ns / 100, window_ns, len(latencies)).astype(int).tolist()
-    return Served(
+    return ServedRequests(
         len(latencies) + never, latencies, finished, window_ns,
         wait_ns=latencies, busy_ns=[window_ns // 20] * 10, switches=[len(latencies)] * 10,
     )  # fmt: skip
 
 
-def done_at(finished: Sequence[int], window_s: float = 10) -> Served:
+def done_at(finished: Sequence[int], window_s: float = 10) -> ServedRequests:
     """Requests that were done at these times, if within the window."""
-    return Served(len(finished), [1] * len(finished), list(finished), round(window_s * S))
+    return ServedRequests(len(finished), [1] * len(finished), list(finished), round(window_s * S))
 
 
 def judge(
-    text: str, windows: Served | list[Served], reference: Served | None = None,
+    text: str,
+    windows: ServedRequests | list[ServedRequests],
+    reference: ServedRequests | None = None,
     within_ns: float | None = None,
-) -> GoalResult:  # fmt: skip
+) -> GoalResult:
     goal = parse_goal(text)
     return evaluate(
         goal,
-        [windows] if isinstance(windows, Served) else windows,
+        [windows] if isinstance(windows, ServedRequests) else windows,
         None if reference is None else [reference],
         within_ns or latency_bound_ns([goal], goal.tenant),
     )
@@ -142,7 +144,7 @@ def judge(
 ORDERED = served((np.random.default_rng(0).permutation(1000) + 1) * 10_000)  # 0.01 to 10 ms
 FAST, FEW, NONE = served(np.full(1000, MS)), served(np.full(100, MS)), served([])
 EVEN = list(range(S // 100, 10 * S, S // 20))
-IDLE, BUSY = Served(1, [], [], 60 * S), served(np.full(600, 10**8), window_ns=60 * S)
+IDLE, BUSY = ServedRequests(1, [], [], 60 * S), served(np.full(600, 10**8), window_ns=60 * S)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,10 @@ IDLE, BUSY = Served(1, [], [], 60 * S), served(np.full(600, 10**8), window_ns=60
     ],
 )  # fmt: skip
 def test_verdicts_that_leave_no_doubt_and_the_reason_of_the_undecided(
-    text: str, windows: Served | list[Served], reference: Served | None, says: str
+    text: str,
+    windows: ServedRequests | list[ServedRequests],
+    reference: ServedRequests | None,
+    says: str,
 ) -> None:
     result = judge(text, windows, reference, 2 * MS if "attainment" in text else None)
     assert says in str(result)
@@ -269,7 +274,7 @@ def test_attainment_counts_issued_requests() -> None:
 def test_throughput_of_a_poisson_process(rate: float, windows: int) -> None:
     generator = np.random.default_rng(3)
 
-    def window() -> Served:
+    def window() -> ServedRequests:
         finished = (np.cumsum(generator.exponential(1 / rate, 1000)) * 1e9).astype(int)
         return done_at(finished[finished <= 20 * S].tolist(), 20)
 
@@ -316,12 +321,12 @@ def test_mean_of_known_distributions() -> None:
     assert found.interval is not None
 
 
-def blocks(busy: object = (), switches: object = (), window_ns: int = 10 * S) -> Served:
+def blocks(busy: object = (), switches: object = (), window_ns: int = 10 * S) -> ServedRequests:
     """A traced window of these blocks: how busy each was, as a share, and its switches."""
     shares = np.asarray(busy, np.float64)
     busy_ns = (shares * window_ns / max(1, shares.size)).astype(int).tolist()
     counts = np.asarray(switches).astype(int).tolist()
-    return Served(0, (), (), window_ns, busy_ns=busy_ns, switches=counts)
+    return ServedRequests(0, (), (), window_ns, busy_ns=busy_ns, switches=counts)
 
 
 def test_busy_and_switches_of_known_blocks() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from pytest_hwqueue.data.figures.of_requests import Served, percentile
+from pytest_hwqueue.data.figures.of_requests import ServedRequests, percentile
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.tenants import RequestLog
@@ -53,7 +53,7 @@ def test_the_theory_is_that_of_a_queue_simulated_by_its_recursion() -> None:
 
 def measured(
     folder: Path, arrival: str, seconds: float, service_s: float = _SERVICE_S, **plan_fields: Any
-) -> Served:
+) -> ServedRequests:
     """Return the example server's window."""
     server = Server(
         "http://127.0.0.1:{port}/",

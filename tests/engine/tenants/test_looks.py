@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.figures.of_requests import ServedRequests
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord, RequestFailure
@@ -69,7 +69,9 @@ def test_a_goal_exactly_at_its_bound_is_seldom_decided_by_any_look(goal: str) ->
         for look in planned:
             n = 20 * look.window_ns // S
             due = np.arange(n) * (S // 20)
-            seen = Served(n, latency[:n].tolist(), (due + latency[:n]).tolist(), look.window_ns)
+            seen = ServedRequests(
+                n, latency[:n].tolist(), (due + latency[:n]).tolist(), look.window_ns
+            )
             result = evaluate(parse_goal(goal), [seen], within_ns=10e6, confidence=1 - look.error)
             if result.verdict != "undecided":
                 decided[result.verdict] += 1

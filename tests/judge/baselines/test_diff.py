@@ -21,7 +21,7 @@ from pytest_hwqueue.judge.baselines.runs import (
     condition_differences,
     soft_differences,
 )
-from pytest_hwqueue.judge.baselines.sources import Source, Unmatched, load_source, source_of
+from pytest_hwqueue.judge.baselines.sources import Source, UnmatchedCell, load_source, source_of
 from pytest_hwqueue.judge.baselines.store import Store
 from tests.conftest import make_record
 from tests.judge.baselines.run_with import contention, with_samples
@@ -204,8 +204,8 @@ def test_session_file_is_a_source_and_the_same_as_its_stored_baseline(sources: S
     assert [cell.split("[")[0] for cell in loaded.cells] == ["one", "two"]
     assert sessions(loaded) == [["the-session"] * 2, ["the-session"]]
     assert loaded.left_out == (
-        Unmatched("broken[cuda-s8-native-eager]", "failed: out of memory"),
-        Unmatched("two[cuda-s8-native-eager]", "skipped: "),
+        UnmatchedCell("broken[cuda-s8-native-eager]", "failed: out of memory"),
+        UnmatchedCell("two[cuda-s8-native-eager]", "skipped: "),
     )
     stored = sources.store.add_many("main", records, "the-session")[0]
     copy = sources.folder / "copied"

@@ -409,7 +409,7 @@ def _on_tensor_cores(dtype: torch.dtype) -> bool:
     return dtype is not torch.float32 or tf32_allowed()
 
 
-class Enqueued:
+class EnqueuedWork:
     """Enqueues one kernel, or a captured graph, when launched.
 
     Attributes:

@@ -20,7 +20,7 @@ from pytest_hwqueue.parts.devices.compute_units import Partition
 from pytest_hwqueue.parts.devices.protocol import Event
 from pytest_hwqueue.parts.devices.simulated.costs import (
     Costs,
-    Enqueued,
+    EnqueuedWork,
     HostClock,
     KernelWork,
     SimulatedEvent,
@@ -276,7 +276,7 @@ class SimulatedDevice:
         cut = self.profile.multiprocessing
         slots = cut.multiprocessors.value * cut.block_slots_per_multiprocessor.value
         blocks = slots if filling else 1
-        return Enqueued(self.costs, KernelWork(max(1, duration_ns), blocks, name="spin"), {})
+        return EnqueuedWork(self.costs, KernelWork(max(1, duration_ns), blocks, name="spin"), {})
 
     def memory_bytes(self) -> dict[str, int]:
         """Return nothing: memory is not modelled."""

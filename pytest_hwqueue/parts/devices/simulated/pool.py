@@ -15,7 +15,7 @@ from pytest_hwqueue.parts.devices.launches import LaunchTrace, TagLog, write_tra
 from pytest_hwqueue.parts.devices.protocol import Event, Marks
 from pytest_hwqueue.parts.devices.simulated.costs import (
     CopyWork,
-    Enqueued,
+    EnqueuedWork,
     GraphWork,
     Point,
     SimulatedEvent,
@@ -187,7 +187,7 @@ class SimulatedPool:
             enqueue()
         finally:
             self.capturing = None
-        return Enqueued(self.device.costs, capture.graph, capture.events)
+        return EnqueuedWork(self.device.costs, capture.graph, capture.events)
 
     def timeline(self, enqueue: Callable[[], None]) -> Timeline:
         """Run ``enqueue`` and return the intervals of its kernels and copies."""
@@ -217,7 +217,7 @@ class SimulatedPool:
     ) -> None:
         """Submit the works of one launch, each when the host has come to it."""
         points: dict[int, Point] = {}
-        if isinstance(function, Enqueued):
+        if isinstance(function, EnqueuedWork):
             for node, event in function.events.items():
                 (points[node],) = event.begin(self)
         factor = self.device.steady_factor(self._run)
