@@ -82,8 +82,13 @@ class SessionServer:
         request = json.dumps(_Request(command, str(folder), variables))
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             passed = [output.fileno(), errors.fileno()]
-            socket.send_fds(self._socket, [request.encode()], passed)
-            status = int(self._socket.recv(100))
+            try:
+                socket.send_fds(self._socket, [request.encode()], passed)
+                status = int(self._socket.recv(100))
+            except BaseException:
+                # The next one would read this one's status.
+                self._socket.close()
+                raise
             texts = []
             for file in (output, errors):
                 file.seek(0)

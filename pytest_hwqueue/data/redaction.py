@@ -101,13 +101,13 @@ _RULES = (
     _rule(r"\b(?:Bearer|Basic)\s+", r"[^\s'\",;]+"),
 )  # fmt: skip
 
-# Words in names of variables, as OPENAI_KEY and DB_PASS have them: of a value that stands alone.
-_OF_SECRETS = frozenset(
-    {
-        "auth", "authorization", "cookie", "credential", "credentials", "key", "pass", "passphrase",
-        "passwd", "password", "pw", "pwd", "secret", "signature", "token",
-    }
-)  # fmt: skip
+# Words in names of variables, as OPENAI_KEY, PGPASS and licenseKey have them: of a value that
+# stands alone.
+_OF_SECRETS = re.compile(
+    r"auth|authorization|cookie|credentials?|passphrase|pin|pw|pwd|signature"
+    r"|\w*(?:key|pass|passwd|password|secret|token)",
+    re.IGNORECASE,
+)
 
 _FIELD = rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*(?::=?|=>)\s*"
 _NUMBER = _rule(_FIELD, r"-?\d[\w.+-]*")
@@ -172,7 +172,8 @@ _PLAIN = re.compile(r"[\s'\":]*(?:(?:Bearer|Basic|Token)\s+)?", re.IGNORECASE)
 
 def is_called_secret(name: str, value: str) -> bool:
     """Whether a header's or variable's name says that its value is a secret."""
-    if not _OF_SECRETS.isdisjoint(re.split(r"[_-]", name.lower())):
+    words = re.split(r"[_-]|(?<=[a-z])(?=[A-Z])", name)
+    if any(_OF_SECRETS.fullmatch(word) for word in words):
         return True
     return next(secrets_in(f"{name}={value}"), None) is not None
 

@@ -6,10 +6,11 @@ They are measured, or read from stored records.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -19,7 +20,7 @@ from pytest_hwqueue.data.figures.of_requests import Session
 from pytest_hwqueue.data.records.conditions import is_of_mode
 from pytest_hwqueue.data.records.files import TRACED
 from pytest_hwqueue.data.records.fingerprint import Value
-from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Tenant, identity_of
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.scenarios.goals import NATIVE
 from pytest_hwqueue.engine.scenarios.planned_runs import (
@@ -223,7 +224,7 @@ def _by_place(wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
 # What a tenant is whatever its load, and wherever it is measured.
 _OF_FILE = (
     "name", "model", "workload", "parameters", "batch", "priority", "share", "streams", "function",
-    "concurrency", "server", "start_s", "requests",
+    "concurrency", "start_s", "requests", "trace_sha256",
 )  # fmt: skip
 
 
@@ -232,15 +233,36 @@ def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
     session = SessionPlan(record.device, "auto", Path())
     expected = for_records(colocation(run, session, record.plan.duration_s)).tenants
     for each, measured in zip(expected, record.plan.tenants, strict=False):
-        now, then = to_jsonable_python(each), to_jsonable_python(measured)
-        for name in _OF_FILE:
-            if now[name] != then[name]:
+        now, then = _of_file(each), _of_file(measured)
+        for name in dict.fromkeys((*now, *then)):
+            if now.get(name) != then.get(name) and not _is_told_by_one(name, now, then):
                 raise RecordError(
-                    f"{path}: tenant {measured.name} was measured with {name} {then[name]!r}, and "
-                    f"the scenario file says {now[name]!r}: measure again, or give the file of then"
+                    f"{path}: tenant {measured.name} was measured with {name} {then.get(name)!r}, "
+                    f"and the scenario file says {now.get(name)!r}: measure again, or give the "
+                    "file of then"
                 )
     if len(expected) != len(record.plan.tenants):
         raise RecordError(f"{path}: was measured with other tenants than the scenario file has")
+
+
+def _of_file(tenant: Tenant) -> dict[str, Any]:
+    """Return what a tenant is by the scenario file, a server field by field."""
+    stated = to_jsonable_python(tenant)
+    found: dict[str, Any] = {name: stated[name] for name in _OF_FILE}
+    if tenant.server is not None:
+        own = identity_of(tenant.server)
+        found |= {f"{_DIGEST}{name}": value for name, value in own.pop("digests").items()}
+        found |= {f"server.{name}": value for name, value in own.items()}
+    return found
+
+
+_DIGEST = "digest of "
+
+
+def _is_told_by_one(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    """Whether only one side knows: of a variable that is set only where a server is started."""
+    known = (now.get(name) is not None, then.get(name) is not None)
+    return known != (True, True) and (name.startswith(_DIGEST) or name == "trace_sha256")
 
 
 class SameDevice:
@@ -253,7 +275,8 @@ class SameDevice:
     """
 
     def __init__(self) -> None:
-        self._first: dict[tuple[TenantPlacement, str, str], tuple[Path, ColocationRecord]] = {}
+        # By mode and tenant, or for all, by name: where a condition was known first, and its value.
+        self._known: dict[tuple[object, ...], tuple[Path, Value]] = {}
 
     def check(self, record: ColocationRecord, path: Path) -> None:
         """Raise RecordError if the record differs from an earlier one; one without conditions fits.
@@ -262,38 +285,24 @@ class SameDevice:
         """
         if record.fingerprint is None:
             return
-        for tenant in record.plan.tenants:
-            key = record.placement, record.scheduler, tenant.name
-            of_mode = self._first.setdefault(key, (path, record))
-            _check_alike(*of_mode, record, path, tenant.name)
-        of_all = next(iter(self._first.values()))
-        _check_alike(*of_all, record, path)
+        names = [each.name for each in record.plan.tenants]
+        for name, value in sorted(record.fingerprint.hard.items()):
+            if not is_of_mode(name):
+                self._compare((name,), value, path)
+                continue
+            for tenant in names:
+                own = value_of_process(value, tenant, names)
+                self._compare((name, record.placement, record.scheduler, tenant), own, path)
 
-
-def _check_alike(
-    first_path: Path, first: ColocationRecord, record: ColocationRecord, path: Path,
-    tenant: str | None = None,
-) -> None:  # fmt: skip
-    """Compare two records in what a tenant's process found; in the rest without one."""
-    a, b = _conditions(first, tenant), _conditions(record, tenant)
-    for name in sorted(a.keys() | b.keys()):
-        then, now = a.get(name), b.get(name)
-        if then != now and NOT_KNOWN not in (then, now):
+    def _compare(self, key: tuple[object, ...], value: Value, path: Path) -> None:
+        if value == NOT_KNOWN:
+            return
+        first_path, first = self._known.setdefault(key, (path, value))
+        if value != first:
             raise RecordError(
-                f"{first_path} and {path} cannot stand in one table: {name} was {then!r} "
-                f"and {now!r}"
+                f"{first_path} and {path} cannot stand in one table: {key[0]} was {first!r} "
+                f"and {value!r}"
             )
-
-
-def _conditions(record: ColocationRecord, tenant: str | None) -> dict[str, Value]:
-    assert record.fingerprint is not None
-    found = record.fingerprint.hard.items()
-    if tenant is None:
-        return {name: value for name, value in found if not is_of_mode(name)}
-    names = [each.name for each in record.plan.tenants]
-    return {
-        name: value_of_process(value, tenant, names) for name, value in found if is_of_mode(name)
-    }
 
 
 def _refuse_to_measure(*_: object) -> WindowRecord:

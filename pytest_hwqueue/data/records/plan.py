@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
+from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.metrics.estimate import PlainData
@@ -126,6 +127,18 @@ class Server:
     def ours(self) -> bool:
         """Whether it is started here, under the scheduler in use; who answers is another matter."""
         return bool(self.command)
+
+
+# How long a server is waited for, and bounds of figures that no gate judges.
+_NOT_IDENTITY = ("ready_s", "stop_s", "ttft_ms", "tbt_ms")
+
+
+def identity_of(server: Server) -> dict[str, Any]:
+    """Return what makes a server another one, as plain data."""
+    stated: dict[str, Any] = to_jsonable_python(server)
+    headers = {name.lower(): value for name, value in stated["headers"].items()}
+    kept = {name: value for name, value in stated.items() if name not in _NOT_IDENTITY}
+    return {**kept, "headers": headers}
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class _Written(BaseModel):
 
 _Seconds = Annotated[float, Field(ge=0, le=_LAST_NS / 1e9)]
 _Nanoseconds = Annotated[int, Field(ge=0, le=_LAST_NS)]
-_Number = Annotated[int, Field(ge=0)]
+# As of our own requests.
+_Number = Annotated[int, Field(ge=0, le=10**9)]
 
 
 def read_client_log(file: Path, written_by: ClientFormat) -> ClientLog:
@@ -120,7 +121,8 @@ def _refuse_disorder(request: ClientRequest, file: Path) -> None:
     times = [request.started_ns, request.finished_ns]
     if tokens is not None:
         latest_ns = request.finished_ns + _MOST_AFTER_NS
-        times = [request.started_ns, tokens.first_ns, tokens.last_ns, latest_ns]
+        answer_ns = tokens.first_ns if tokens.answer_ns is None else tokens.answer_ns
+        times = [request.started_ns, tokens.first_ns, answer_ns, tokens.last_ns, latest_ns]
     if times != sorted(times) or request.finished_ns < request.started_ns:
         had = "" if tokens is None else f", with tokens from {tokens.first_ns} to {tokens.last_ns}"
         raise RecordError(
@@ -203,8 +205,8 @@ def _of_aiperf(record: _AiperfLine, tells_answers: bool) -> ClientRequest:
     if not failure and first is not None and last is not None:
         if number is None:
             raise ValueError("it has times of tokens, and no output_sequence_length")
-        if not number.value.is_integer():
-            raise ValueError(f"output_sequence_length is {number.value:g}")
+        if not number.value.is_integer() or number.value > 10**9 or number.unit in _NS:
+            raise ValueError(f"output_sequence_length is {number.value:g} {number.unit}")
         answer = metrics.time_to_first_output_token if tells_answers else first
         tokens, failure = _streamed(
             first.after(start_ns),
@@ -213,7 +215,7 @@ def _of_aiperf(record: _AiperfLine, tells_answers: bool) -> ClientRequest:
             int(number.value),
         )
     return ClientRequest(
-        start_ns if due_ns is None else due_ns, start_ns, about.request_end_ns, tokens, failure,
+        due_ns or start_ns, start_ns, about.request_end_ns, tokens, failure,
         about.x_request_id or "",
     )  # fmt: skip
 
@@ -261,7 +263,7 @@ def _guidellm(text: str) -> Iterator[ClientRequest]:
     for benchmark in _GuidellmReport.model_validate_json(text).benchmarks:
         requests = benchmark.requests
         for each in requests.successful or ():
-            yield from _of_guidellm(each, "")
+            yield from _of_guidellm(each, _failure(each.info.error))
         for each in requests.errored or ():
             yield from _of_guidellm(each, _failure(each.info.error) or "errored")
         for each in requests.incomplete or ():
@@ -284,7 +286,7 @@ def _of_guidellm(request: _GuidellmRequest, failure: str) -> Iterator[ClientRequ
             _ns(first_s), None if answer_s is None else _ns(answer_s), _ns(last_s),
             request.output_tokens,
         )  # fmt: skip
-    due_s = start_s if times.targeted_start is None else times.targeted_start
+    due_s = times.targeted_start or start_s
     yield ClientRequest(
         _ns(due_s), _ns(start_s), _ns(end_s), tokens, failure, request.request_id or ""
     )
@@ -314,6 +316,8 @@ def _vllm(text: str) -> Iterator[ClientRequest]:
         found.start_times, found.latencies, found.queue_times, found.ttfts, found.itls,
         found.output_lens, found.errors,
     )  # fmt: skip
+    if len({len(each) for each in columns}) > 1:
+        raise ValueError("its lists have different lengths: give the client --save-detailed")
     for start_s, took_s, queued_s, ttft_s, gaps_s, number, error in zip(*columns, strict=True):
         tokens, failure = None, _failure(error)
         if not failure:

@@ -21,9 +21,14 @@ DONE = b"[DONE]"
 _SHOWN = 200
 # No answer has more; a count beyond it would be a throughput beyond all others.
 _MOST_TOKENS = 10**9
-# Reasons to finish that are none of an answer: SGLang's, vLLM's and TensorRT-LLM's of what they
-# gave up.
-_GIVEN_UP = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "timeout"})
+# Reasons to finish that are none of an answer: SGLang's, vLLM's, TensorRT-LLM's, DeepSeek's and
+# Zhipu's of what they gave up.
+_GIVEN_UP = frozenset(
+    {
+        "abort", "aborted", "cancelled", "canceled", "error", "insufficient_system_resource",
+        "network_error", "timeout",
+    }
+)  # fmt: skip
 _ASK = "is it streamed (`stream: true`)?"
 
 
@@ -61,6 +66,8 @@ class CompletionReader:
         self._unseen_thoughts = 0
         self._announced = False
         self._reasons: list[str] = []
+        # Of several choices, those that have begun and not finished.
+        self._open: set[str] = set()
 
     def feed(self, chunk: bytes, now_ns: int) -> bool:
         """Take a chunk; return whether the end was announced (`[DONE]`).
@@ -86,7 +93,7 @@ class CompletionReader:
             if event.type == STRAY or event.data.strip() == DONE or _parsed(event.data) is not None:
                 self._take(event)
         for reason in self._reasons:
-            if reason in _GIVEN_UP:
+            if reason.lower() in _GIVEN_UP:
                 raise RequestFailed(f"the server gave up: finish_reason {reason}")
         if self._others and not self._tokens:
             kind = "no completion: its events have no `choices`"
@@ -94,7 +101,7 @@ class CompletionReader:
                 f"{kind}; give a url of completions or chat completions, as OpenAI's API has them",
                 kind,
             )
-        if self._done_ns and not self._announced and not self._reasons:
+        if self._done_ns and not self._announced and (self._open or not self._reasons):
             raise RequestFailed(
                 "the answer broke off: it ended without [DONE] and without a finish_reason"
             )
@@ -139,8 +146,13 @@ class CompletionReader:
         self._others += "choices" not in said and "usage" not in said
         thought = answer = False
         for choice in _tables(choices):
+            self._open.add(index := str(choice.get("index") or 0))
             if reason := choice.get("finish_reason"):
                 self._reasons += _reason(reason)
+                self._open.discard(index)
+            if error := choice.get("error"):
+                kind = "an error in a choice"
+                raise RequestFailed(f"{kind}: {self._text(error)}", kind)
             thought, answer = _added(choice, thought, answer)
         if thought or answer:
             self._tokens += 1
@@ -222,7 +234,7 @@ def _reason(value: object) -> list[str]:
     return [value] if isinstance(value, str) and value else []
 
 
-_THOUGHTS = frozenset({"reasoning", "reasoning_content", "thinking"})
+_THOUGHTS = frozenset({"reasoning", "reasoning_content", "reasoning_details", "thinking"})
 _ANSWERS = frozenset({"content", "text", "refusal", "tool_calls", "function_call", "audio"})
 
 

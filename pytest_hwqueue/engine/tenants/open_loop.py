@@ -309,8 +309,8 @@ class Load(RequestLog):
         replies: a server's, to each request; None for one that failed, or has no tokens.
         most_at_once: the most requests that were in flight to a server.
         freed_ns: when whoever served a request could take another one; empty: as each finished.
-        busy: share of the window in which the generator worked, or waited for a core; None where
-            nobody measured it.
+        worked: share of the window in which the generator worked; None where nobody measured it.
+        busy: likewise, or waited for a core.
 
     """
 
@@ -321,6 +321,7 @@ class Load(RequestLog):
     replies: Sequence[Reply | None] = ()
     most_at_once: int = 0
     freed_ns: Sequence[int] = ()
+    worked: float | None = None
     busy: float | None = None
 
     @property

@@ -17,6 +17,7 @@ import resource
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -351,10 +352,11 @@ async def generate(request: Request, demand: Demand, window: Window, concurrency
     require_early(time.monotonic_ns(), window)
     schedule = demand.schedule
     run = _Run(request, window, concurrency, closed=schedule is None)
-    if schedule is None:
-        await asyncio.gather(*(run.keep_sending(demand) for _ in range(concurrency)))
-    else:
-        await run.send_all(schedule)
+    with run.watched():
+        if schedule is None:
+            await asyncio.gather(*(run.keep_sending(demand) for _ in range(concurrency)))
+        else:
+            await run.send_all(schedule)
     return run.load(schedule)
 
 
@@ -366,9 +368,9 @@ def refuse_impossible(warm: Load, warm_up: Window, demand: Demand, duration_s: f
 
     """
     n = len(warm.started_ns)
-    if demand.schedule is None or warm.busy is None or n < _LEAST_TO_JUDGE:
+    if demand.schedule is None or warm.worked is None or n < _LEAST_TO_JUDGE:
         return
-    each_s = warm.busy * warm_up.duration_ns / 1e9 / n
+    each_s = warm.worked * warm_up.duration_ns / 1e9 / n
     rate = len(demand.schedule) / duration_s
     if rate * each_s > _MOST_BEYOND:
         raise HwqError(
@@ -382,15 +384,32 @@ class _Busy:
     """What a window costs the thread that generates: time on a core, and waiting for one.
 
     Looking at the clock while nothing else is to do is taken off.
+
+    Attributes:
+        worked_ns: on a core; known once it has ended.
+        waited_ns: for a core, likewise.
+
     """
 
     def __init__(self) -> None:
+        self.worked_ns = self.waited_ns = 0
+        self._idle_ns = self._idle_until_ns = 0
+        self._waits: RunDelays | None = None
+
+    def begin(self) -> None:
+        """Count from now on."""
         # Of the time on the run queue a kernel may keep none.
         self._waits = RunDelays([threading.get_native_id()])
-        self._begun_ns = time.monotonic_ns()
-        self._begun_on_core_ns = time.thread_time_ns()
-        self._idle_ns = self._idle_until_ns = 0
-        self._share: float | None = None
+        self._idle_ns = 0
+        self.worked_ns = -time.thread_time_ns()
+
+    def end(self) -> None:
+        """Count no more; a second call does nothing."""
+        if self._waits is not None:
+            self.worked_ns = max(0, self.worked_ns + time.thread_time_ns() - self._idle_ns)
+            self.waited_ns = sum(self._waits.step().values())
+            self._waits.close()
+            self._waits = None
 
     def idled(self, from_ns: int, until_ns: int) -> None:
         """Take off a look at the clock, unless it took so long that something was done in it."""
@@ -398,16 +417,6 @@ class _Busy:
             self._idle_ns += until_ns - from_ns
             # Of several that look at the same time one counts.
             self._idle_until_ns = until_ns
-
-    def share(self) -> float:
-        """Return the share of the time from the beginning to the first call."""
-        if self._share is None:
-            on_core_ns = time.thread_time_ns() - self._begun_on_core_ns - self._idle_ns
-            waited_ns = sum(self._waits.step().values())
-            self._waits.close()
-            lasted_ns = time.monotonic_ns() - self._begun_ns
-            self._share = min(1.0, max(0, on_core_ns + waited_ns) / lasted_ns)
-        return self._share
 
 
 class _Run:
@@ -425,6 +434,23 @@ class _Run:
         self._in_flight = self._most_at_once = self._failures_in_a_row = 0
         self._freed_ns: list[int] = []
         self._busy = _Busy()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count what the window costs this thread, from its beginning to its end, for a block."""
+        loop, now_ns = asyncio.get_running_loop(), time.monotonic_ns()
+        timers = [
+            loop.call_later(max(0, when_ns - now_ns) / 1e9, then)
+            for when_ns, then in (
+                (self._window.begin_ns, self._busy.begin), (self._window.end_ns, self._busy.end),
+            )
+        ]  # fmt: skip
+        try:
+            yield
+        finally:
+            for timer in timers:
+                timer.cancel()
+            self._busy.end()
 
     async def _until(self, when_ns: int) -> None:
         while (left_ns := when_ns - (now_ns := time.monotonic_ns())) > 0:
@@ -465,7 +491,8 @@ class _Run:
     def load(self, schedule: Sequence[int] | None) -> Load:
         begun = len(self._log.started_ns)
         unserved = 0 if schedule is None else len(schedule) - begun
-        log = self._log
+        log, busy, lasted_ns = self._log, self._busy, self._window.duration_ns
+        busy.end()
         return Load(
             log.scheduled_ns,
             log.started_ns,
@@ -477,7 +504,8 @@ class _Run:
             replies=self._replies,
             most_at_once=self._most_at_once,
             freed_ns=self._freed_ns,
-            busy=self._busy.share(),
+            worked=min(1.0, busy.worked_ns / lasted_ns),
+            busy=min(1.0, (busy.worked_ns + busy.waited_ns) / lasted_ns),
         )
 
     async def _connection_before(self, last_ns: int) -> bool:

@@ -50,8 +50,8 @@ MISSING_AIOHTTP = (
 )
 
 
-# Of a digest: enough to tell two values apart, and too few to find one by.
-_DIGITS = 4
+# Of a digest: enough to tell two values apart, 255 times of 256, and too few to find one by.
+_DIGITS = 2
 # What their values are, every answer says.
 _PLAIN_HEADERS = frozenset(
     {
@@ -155,21 +155,30 @@ def secrets_of_plan(plan: Colocation) -> frozenset[str]:
 
 
 def _digests(server: Server) -> dict[str, str]:
-    """Return digests of values that records do not hold, where none may be a secret by its name.
+    """Return digests of what variables stand for, and of headers, that records do not hold.
 
-    A header's value that has a variable is none of these: it may change with each session.
+    There are none of what may be a secret by its name, or the name of its header: that may change
+    with each session, too.
     """
-    named = variables_in(part for command in _commands(server) for part in command)
-    values = {f"${{{name}}}": os.environ.get(name, "") for name in named}
-    values |= {
-        f"headers.{name}": value
+    headers = {
+        name.lower(): value
         for name, value in server.headers.items()
-        if not variables_in([value])
+        if not is_called_secret(name, value)
+    }
+    texts = [server.url, *(part for command in _commands(server) for part in command)]
+    named = dict.fromkeys(variables_in([*texts, *headers.values()]))
+    values = {name: os.environ.get(name, "") for name in named}
+    found = {
+        f"${{{name}}}": value
+        for name, value in values.items()
+        if value and not is_called_secret(name, value)
+    }
+    found |= {
+        f"headers.{name}": value for name, value in headers.items() if not variables_in([value])
     }
     return {
         name: sha256(f"{name}={value}".encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
-        for name, value in values.items()
-        if not is_called_secret(name.strip("${}"), value)
+        for name, value in found.items()
     }
 
 

@@ -16,7 +16,7 @@ from pytest_hwqueue.data.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.data.noise_names import noise_id
 from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.data.records.definitions import definitions
-from pytest_hwqueue.data.records.plan import Tenant
+from pytest_hwqueue.data.records.plan import Tenant, identity_of
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestLog,
@@ -39,8 +39,6 @@ _DESCRIPTIONS = {
 }
 # Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.
 _NOT_IDENTITY = ("faults", "name", "deadline_ms")
-# Of a server: how long it is waited for, and bounds of figures that no gate judges.
-_NOT_OF_SERVERS = ("ready_s", "stop_s", "ttft_ms", "tbt_ms")
 
 
 def tenant_records(
@@ -104,9 +102,8 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
             for name, value in to_jsonable_python(each).items()
             if name not in _NOT_IDENTITY
         }
-        if stated["server"] is not None:
-            for name in _NOT_OF_SERVERS:
-                del stated["server"][name]
+        if each.server is not None:
+            stated["server"] = identity_of(each.server)
         if stated["trace_sha256"] is None:
             # No trace: every cell of before has none.
             del stated["trace_sha256"]

@@ -66,7 +66,6 @@ def main() -> None:
     """
     descriptor, ahead = int(sys.argv[-2]), json.loads(sys.argv[-1])
     folder = new_scratch()
-    os.mkdir(folder, 0o700)
 
     def clear_away() -> None:
         end_children()
@@ -85,6 +84,8 @@ def main() -> None:
     gc.freeze()
     requests = socket.socket(fileno=descriptor)
     reaper = Reaper(parent, descriptor, folder)
+    # Only now: while it imports, this process may end without clearing away.
+    os.mkdir(folder, 0o700)
     while True:
         if descriptor not in reaper.turn():
             continue

@@ -294,7 +294,7 @@ def check_variables(parameters: Mapping[str, str]) -> None:
 
 
 # A switch or a small number, which no secret is.
-_IS_SETTING = re.compile(r"[0-9.]{1,6}[a-z]?|true|false|on|off|yes|no", re.IGNORECASE)
+_IS_SETTING = re.compile(r"[0-9]{1,2}|true|false|on|off|yes|no|none", re.IGNORECASE)
 _PACKAGE = "pytest_hwqueue.parts.schedulers"
 _MOST_COMMANDS = 100_000
 _MOST_MULTIPROCESSORS = 1024

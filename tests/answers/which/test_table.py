@@ -684,3 +684,33 @@ def test_other_files_of_a_folder_are_no_records_and_damaged_ones_are_named(folde
     cut.write_text(measured[:-100], encoding="utf-8")
     with pytest.raises(RecordError, match=re.escape(f"{cut} is not a co-location's record")):
         records_in(folder)
+
+
+WITH_SERVER = SCENARIO.replace("  threads: [stream-priority]\n", "").replace(
+    "model: resnet18, batch: 1",
+    "server: {url: 'http://127.0.0.1:1/x?m=${MODEL}', ready: /up, headers: {X-Route: a}}",
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (("ready: /up", "ready: /up, ready_timeout: 90s, stop_timeout: 20s"), ""),
+        (("X-Route", "x-route"), ""),
+        (("x?m", "y?m"), "server.url 'http://127.0.0.1:1/x?m=${MODEL}'"),
+        (("X-Route: a", "X-Route: b"), "digest of headers.x-route"),
+    ],
+)
+def test_records_fit_a_server_that_is_only_waited_for_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], refused: str
+) -> None:
+    monkeypatch.setenv("MODEL", "llama")
+    file = tmp_path / "mix.hwq.yaml"
+    file.write_text(WITH_SERVER)
+    store(tmp_path / "records", *all_records(read_scenario(file)).values())
+    file.write_text(WITH_SERVER.replace(*change))
+    # What a variable stood for is told by who started the server alone.
+    monkeypatch.delenv("MODEL")
+    result = hwq(file, "--from", tmp_path / "records")
+    assert (result.exit_code == 4) == bool(refused), result.output
+    assert refused in result.stderr

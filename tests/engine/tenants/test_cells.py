@@ -142,9 +142,21 @@ def test_what_changes_a_server_is_another_cell(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SERVICE_MS", "9")
     other = identity(SERVER, "a")
     assert other != before
+    # Whichever text has the variable.
+    for changed in ({"url": "http://h/${MODEL}"}, {"headers": {"X-Route": "${MODEL}"}}):
+        monkeypatch.setenv("MODEL", "llama")
+        one = identity(replace(SERVER, **changed))
+        monkeypatch.setenv("MODEL", "qwen")
+        assert identity(replace(SERVER, **changed)) != one
     # Values themselves stand nowhere.
     assert "llama" not in str(other)
-    assert set(other["chat.server"]["digests"]) == {"${SERVICE_MS}", "headers.X-Route"}
+    assert set(other["chat.server"]["digests"]) == {"${SERVICE_MS}", "headers.x-route"}
+
+
+@pytest.mark.parametrize("name", ["Key", "Auth", "X-Pin", "Pwd", "licenseKey", "X-Pass"])
+def test_a_header_that_is_called_a_secret_has_no_digest(name: str) -> None:
+    assert "4821" not in str(own := identity(replace(SERVER, command=(), headers={name: "4821"})))
+    assert own["chat.server"]["digests"] == {}
 
 
 def test_what_changes_no_figure_of_a_server_is_the_same_cell(
@@ -156,5 +168,7 @@ def test_what_changes_no_figure_of_a_server_is_the_same_cell(
         {"stop_s": 11.0}, {"ready_s": 61.0}, {"ttft_ms": 100.0}, {"tbt_ms": 9.0},
         # A new token is no other server.
         {"headers": {**SERVER.headers, "Authorization": "Bearer ijklmnop"}},
+        # Names of headers have no case.
+        {"headers": {"x-route": "llama", "authorization": "Bearer abcdefgh"}},
     ):  # fmt: skip
         assert identity(replace(SERVER, **changed)) == before

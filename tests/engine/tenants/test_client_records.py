@@ -227,6 +227,17 @@ def aiperf_lines(*changes: Mapping[str, Mapping[str, object]]) -> str:
             "the times of a request are in no order: sent at",
         ),
         ({"metrics": {"request_latency": {"value": 1, "unit": "h"}}}, "line 2: a time has the un"),
+        *(
+            (
+                {"metrics": {"time_to_first_output_token": {"value": ms, "unit": "ms"}}},
+                "the times of a request are in no order",
+            )
+            for ms in (1, 99_999)
+        ),
+        *(
+            ({"metrics": {"output_sequence_length": {"value": value, "unit": unit}}}, "line 2: out")
+            for value, unit in ((10**15, "tokens"), (8, "ms"))
+        ),
         (
             {"metrics": {"output_sequence_length": {"value": 3.5, "unit": "tokens"}}},
             "line 2: output_sequence_length is 3.5",
@@ -250,6 +261,13 @@ def test_a_request_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
     file.write_text(aiperf_lines({}, named, named))
     with pytest.raises(RecordError, match="request 7 stands there 2 times"):
         read_client_log(file, "aiperf")
+
+
+def test_lists_of_different_lengths_are_called_so(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text('{"start_times": [1.0], "latencies": [1.0]}')
+    with pytest.raises(RecordError, match="its lists have different lengths"):
+        read_client_log(file, "vllm")
 
 
 def test_a_line_is_what_json_lines_call_one(tmp_path: Path) -> None:

@@ -115,16 +115,40 @@ def test_how_busy_the_generator_was_is_its_work_and_its_wait_for_a_core() -> Non
     assert overloaded_reason(0.8) is None
 
 
+def test_an_answer_that_takes_long_hides_no_busy_window() -> None:
+    number = 0
+
+    async def request() -> None:
+        nonlocal number
+        number += 1
+        if number == 2:
+            await asyncio.sleep(0.8)
+            return
+        until_ns = time.thread_time_ns() + 2 * MS
+        while time.thread_time_ns() < until_ns:
+            pass
+        await asyncio.sleep(0)
+
+    found = load(request, None, 4)
+    assert max(found.finished_ns) > 700 * MS
+    assert overloaded_reason(found.busy) is not None
+    # One request at its beginning does not make a window busy.
+    once = load(request, [0], 1)
+    assert once.busy is not None
+    assert once.worked is not None
+    assert once.worked < 0.5
+
+
 def test_arrivals_beyond_what_can_be_sent_are_refused_before_the_window() -> None:
     window = Window(0, 1_000 * MS)
     # Half a second of work for 1,000 requests: .5 ms each.
-    warm = Load([0] * 1000, [0] * 1000, [1] * 1000, closed=True, busy=0.5)
+    warm = Load([0] * 1000, [0] * 1000, [1] * 1000, closed=True, worked=0.5, busy=1.0)
     asked = Demand([number * MS // 3 for number in range(3000)])
     with pytest.raises(HwqError, match=r"ask for 3,000 requests/s, .* can send some 2,000/s"):
         refuse_impossible(warm, window, asked, 1.0)
     refuse_impossible(warm, window, asked, 2.0)
     refuse_impossible(warm, window, GREEDY, 1.0)
-    few = Load([0] * 5, [0] * 5, [1] * 5, closed=True, busy=0.5)
+    few = Load([0] * 5, [0] * 5, [1] * 5, closed=True, worked=0.5, busy=0.5)
     refuse_impossible(few, window, asked, 1.0)
 
 

@@ -77,8 +77,8 @@ def test_modes_are_read_as_they_are_written_and_separated_by_commas(wanted: list
         ("env:CUDA_MODULE_LOADING=EAGER|LAZY,A=1",
          ["env:A=1,CUDA_MODULE_LOADING=EAGER", "env:A=1,CUDA_MODULE_LOADING=LAZY"]),
         # Switches and sizes are none of a secret's values, whatever the name.
-        ("env:VLLM_USE_TOKEN=1,MAX_TOKENS=4096,KEY_CACHE=off",
-         ["env:KEY_CACHE=off,MAX_TOKENS=4096,VLLM_USE_TOKEN=1"]),
+        ("env:VLLM_USE_TOKEN=1,MAX_TOKENS=4096,KEY_CACHE=off,AUTH=none",
+         ["env:AUTH=none,KEY_CACHE=off,MAX_TOKENS=4096,VLLM_USE_TOKEN=1"]),
         # One mode, however it is written.
         ("env:B=1,A=2,env:A=2,B=1", ["env:A=2,B=1"]),
         ("mps-partition:b=10%,a=80%,mps-partition:a=80%,b=10%", ["mps-partition:a=80%,b=10%"]),
@@ -122,7 +122,17 @@ _MANY = "mps-partition:" + ",".join(f"{name}=1%|2%" for name in "abcdefghi")
         ("env:API_KEY=abcdefgh", "API_KEY may be a secret"),
         ("env:OPENAI_KEY=abcdefgh", "OPENAI_KEY may be a secret"),
         ("env:DB_PASS=hunter2hunter2", "DB_PASS may be a secret"),
-        ("env:MY_PW=hunter2hunter2", "MY_PW may be a secret"),
+        *(
+            (f"env:{name}", f"{name.partition('=')[0]} may be a secret")
+            for name in (
+                "MY_PW=hunter2hunter2",
+                "DB_PASSWORD=1234",
+                "PIN_TOKEN=493021",
+                "PGPASS=summer",
+                "licenseKey=4821",
+                "CARD_PIN=4821",
+            )
+        ),
         ("env:LD_AUDIT=x.so", "LD_AUDIT is set by the mode preload:NAME: use that"),
         ("env:GPU_DEVICE_ORDINAL=1", "GPU_DEVICE_ORDINAL is set by --hwq-device: use that"),
         ("env:NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES is set by --hwq-device: use that"),
