@@ -67,7 +67,7 @@ class CompletionReader:
         self._announced = False
         self._reasons: list[str] = []
         # Of several choices, those that have begun and not finished.
-        self._open: set[str] = set()
+        self._open: set[int] = set()
 
     def feed(self, chunk: bytes, now_ns: int) -> bool:
         """Take a chunk; return whether the end was announced (`[DONE]`).
@@ -146,7 +146,9 @@ class CompletionReader:
         self._others += "choices" not in said and "usage" not in said
         thought = answer = False
         for choice in _tables(choices):
-            self._open.add(index := str(choice.get("index") or 0))
+            index = choice.get("index")
+            index = index if type(index) is int else 0
+            self._open.add(index)
             if reason := choice.get("finish_reason"):
                 self._reasons += _reason(reason)
                 self._open.discard(index)
