@@ -66,8 +66,9 @@ class CompletionReader:
         self._unseen_thoughts = 0
         self._announced = False
         self._reasons: list[str] = []
-        # Of several choices, those that have begun and not finished.
-        self._open: set[int] = set()
+        # Of several choices.
+        self._last_choice = 0
+        self._finished: set[int] = set()
 
     def feed(self, chunk: bytes, now_ns: int) -> bool:
         """Take a chunk; return whether the end was announced (`[DONE]`).
@@ -101,7 +102,7 @@ class CompletionReader:
                 f"{kind}; give a url of completions or chat completions, as OpenAI's API has them",
                 kind,
             )
-        if self._done_ns and not self._announced and (self._open or not self._reasons):
+        if self._done_ns and not self._announced and len(self._finished) <= self._last_choice:
             raise RequestFailed(
                 "the answer broke off: it ended without [DONE] and without a finish_reason"
             )
@@ -143,15 +144,15 @@ class CompletionReader:
         if (not choices or "error" in said) and (error := _error_in(said)):
             kind = "an error behind the expected status"
             raise RequestFailed(f"{kind}: {self._text(error)}", kind)
-        self._others += "choices" not in said and "usage" not in said
+        if choices is None and "usage" not in said and "choices" not in said:
+            self._others += 1
         thought = answer = False
         for choice in _tables(choices):
-            index = choice.get("index")
-            index = index if type(index) is int else 0
-            self._open.add(index)
-            if reason := choice.get("finish_reason"):
-                self._reasons += _reason(reason)
-                self._open.discard(index)
+            if (index := choice.get("index")) and type(index) is int:
+                self._last_choice = max(self._last_choice, index)
+            if (reason := choice.get("finish_reason")) and (found := _reason(reason)):
+                self._reasons += found
+                self._finished.add(index if type(index) is int else 0)
             if error := choice.get("error"):
                 kind = "an error in a choice"
                 raise RequestFailed(f"{kind}: {self._text(error)}", kind)
