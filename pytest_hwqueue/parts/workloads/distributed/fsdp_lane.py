@@ -109,10 +109,11 @@ class FsdpLane:
         self._graphs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._slope: torch.Tensor | None = None
 
-    def enqueue(self, streams: LaneStreams) -> Iterator[None]:
+    def enqueue(self, streams: Sequence[Stream]) -> Iterator[None]:
         """Enqueue one step except for `end_step`; after each block, other lanes may have a turn."""
-        yield from self._enqueue_forward(streams.gather, streams.compute)
-        yield from self._enqueue_backward(streams)
+        tasks = LaneStreams.of(streams)
+        yield from self._enqueue_forward(tasks.gather, tasks.compute)
+        yield from self._enqueue_backward(tasks)
 
     def _enqueue_forward(self, gather: Stream, compute: Stream) -> Iterator[None]:
         last = len(self.blocks) - 1

@@ -12,7 +12,6 @@ from torch.nn.utils import vector_to_parameters
 
 from pytest_hwqueue.data.errors import NotApplicable
 from pytest_hwqueue.parts.devices.protocol import Stream
-from pytest_hwqueue.parts.workloads.distributed.fsdp_lane import FsdpLane, LaneStreams
 from pytest_hwqueue.parts.workloads.distributed.segments import (
     ParallelBlock,
     RankGrid,
@@ -90,6 +89,9 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
 
     def setup(self, setup: Setup) -> None:
         """Create the models, their shards and their batches."""
+        # FSDP brings sympy: half a second for whoever only reads what workloads declare.
+        from pytest_hwqueue.parts.workloads.distributed.fsdp_lane import FsdpLane
+
         self.require_applicable(setup.where)
         parameters = self.parameters
         set_precision(parameters.dtype)
@@ -115,9 +117,7 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue one step of each model, block by block, each on all models."""
         by_lane = [streams[own] for own in self._own]
-        steps = [
-            lane.enqueue(LaneStreams.of(own)) for lane, own in zip(self.lanes, by_lane, strict=True)
-        ]
+        steps = [lane.enqueue(own) for lane, own in zip(self.lanes, by_lane, strict=True)]
         for _ in zip(*steps, strict=True):
             pass
         for own in by_lane:

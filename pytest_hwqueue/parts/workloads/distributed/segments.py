@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from pytest_hwqueue.parts.devices.protocol import Stream
 from pytest_hwqueue.parts.workloads.numerics import poison, require_close, set_precision
@@ -87,6 +86,13 @@ def parallelize(block: ParallelBlock, mesh: DeviceMesh) -> None:
 
     The norms stay whole. DTensor launches an all-reduce after the attention and one at the end.
     """
+    # DTensor brings sympy: half a second for whoever only reads what workloads declare.
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
     columns, rows = ColwiseParallel, RowwiseParallel
     plan = {
         "queries": columns(), "keys": columns(), "values": columns(), "attended": rows(),
