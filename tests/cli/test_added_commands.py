@@ -85,7 +85,7 @@ def test_one_that_cannot_be_used_is_named_when_it_is_called(
 ) -> None:
     hwq = install(points, module)
     assert "  broken    from other-package 1.0\n" in hwq("--help").stdout
-    assert hwq("list").returncode == 0
+    assert hwq("baseline", "list").returncode == 0
     refused = hwq("broken")
     assert refused.returncode == 4
     assert "other-package 1.0: entry point broken" in refused.stderr
@@ -110,4 +110,4 @@ def test_a_name_that_is_taken_is_refused_and_ours_still_run(
     assert refused.returncode == 4
     assert said in refused.stderr
     assert "takes a name that is built in" in refused.stderr
-    assert hwq("list").returncode == 0
+    assert hwq("baseline", "list").returncode == 0
