@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -293,6 +294,8 @@ def may_decide(found: Sequence[Chances]) -> bool:
     return met + max((each.missed for each in found), default=1.0) >= _LEAST_CHANCE
 
 
+# A search asks after every window, mostly of goals whose counts it has asked about before.
+@lru_cache(maxsize=1024)
 def requests_to_decide(
     allowed: float, slow: int, issued: int, confidence: float, most: int
 ) -> int | None:

@@ -113,12 +113,13 @@ class Multiprocessors:
         self.changed = False
         if not self.active:
             return
-        while self._waiting and self._free:
-            head = self._waiting[0]
+        waiting = self._waiting
+        while waiting and self._free:
+            head = waiting[0]
             if head is self._jumper:
                 break
             if not head.pending:  # its last blocks were started by a jump
-                self._waiting.pop(0)
+                waiting.pop(0)
                 continue
             blocks = min(self._free // head.slots_per_block, head.pending)
             if not blocks:
@@ -133,9 +134,9 @@ class Multiprocessors:
             self._arm(group)
             if head.pending:
                 break
-            self._waiting.pop(0)
-        if self._waiting and self._jumper is None:
-            self._jump(self._waiting[0])
+            waiting.pop(0)
+        if waiting and self._jumper is None:
+            self._jump(waiting[0])
 
     def freeze(self, now_ns: int) -> None:
         """Stop all blocks where they are: another process has the device."""
