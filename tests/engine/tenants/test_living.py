@@ -29,7 +29,9 @@ from tests.engine.tenants.test_colocation import faulty
 
 HIGH = Tenant("high", workload="tiny_kernel_stress", parameters={"rounds": 2},
                   arrival="constant: 50/s", priority=1)  # fmt: skip
-LOW = Tenant("low", workload="large_gemm_only", parameters={"mm_dim": 64})
+# It rests: what it does is not looked at, and without rest it takes a core from first to last.
+LOW = Tenant("low", workload="large_gemm_only", parameters={"mm_dim": 64},
+             arrival="closed: delay=20ms")  # fmt: skip
 PLAN = Colocation("beside", (HIGH, LOW), duration_s=0.4, warmup_s=0.1, work_seed=7)
 
 pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")

@@ -30,7 +30,10 @@ HIGH = Tenant(
     "high", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 50/s",
     priority=1,
 )  # fmt: skip
-LOW = Tenant("low", workload="tiny_kernel_stress", parameters={"rounds": 2}, concurrency=2)
+LOW = Tenant(
+    "low", workload="tiny_kernel_stress", parameters={"rounds": 2}, concurrency=2,
+    arrival="closed: delay=20ms",
+)  # fmt: skip
 
 
 @given(st.integers(1, 1000 * S), st.integers(1, 9))

@@ -30,7 +30,8 @@ HIGH = Tenant("high", workload="tiny_kernel_stress", parameters={"rounds": 2},
                   arrival="constant: 50/s", priority=1)  # fmt: skip
 HIGH2 = Tenant("steady", workload="tiny_kernel_stress", parameters={"rounds": 2},
                    arrival="constant: 50/s")  # fmt: skip
-LOW0 = Tenant("low", workload="large_gemm_only", parameters={"mm_dim": 64})
+LOW0 = Tenant("low", workload="large_gemm_only", parameters={"mm_dim": 64},
+              arrival="closed: delay=20ms")  # fmt: skip
 LOW = replace(LOW0, start_s=0.5)
 
 pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
