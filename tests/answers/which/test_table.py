@@ -15,11 +15,13 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from pytest_hwqueue.answers.which.file import WhichFile
 from pytest_hwqueue.answers.which.report import which_document
 from pytest_hwqueue.answers.which.runs import all_runs, entries, records_in
+from pytest_hwqueue.answers.which.wide import wide_document
 from pytest_hwqueue.answers.which.words import effective, proof_line
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.data.document.terminal import print_document
+from pytest_hwqueue.data.document.terminal import print_document, rendered
 from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError
 from pytest_hwqueue.data.figures.of_requests import ServedRequests, longest
 from pytest_hwqueue.data.metrics.estimate import Estimate
@@ -72,7 +74,8 @@ def assert_faces_as_stored(name: str, file: Path, folders: Sequence[Path]) -> No
     given = [part for folder in folders for part in ("--from", folder)]
     markdown = file.parent / "table.md"
     brief = hwq(file, *given, columns=80).stdout
-    whole = hwq(file, *given, "-v", "--markdown", markdown, columns=160).stdout
+    table = file.parent / "table.json"
+    whole = hwq(file, *given, "-v", "--markdown", markdown, "--json", table, columns=160).stdout
     assert_as_stored(__file__, f"{name}_80.txt", brief)
     assert_as_stored(__file__, f"{name}_v_160.txt", whole)
     assert_as_stored(__file__, f"{name}.md", markdown.read_text(encoding="utf-8"))
@@ -80,13 +83,13 @@ def assert_faces_as_stored(name: str, file: Path, folders: Sequence[Path]) -> No
     assert_as_stored(__file__, f"{name}_wide_250.txt", wide)
     assert_as_stored(__file__, f"{name}_wide.md", markdown.read_text(encoding="utf-8"))
     figures = set(re.findall(r"\d+\.\d+ \[[^]]*\]", whole))
+    # What the command would print, without computing its figures again for each width.
+    found = WhichFile.model_validate_json(table.read_bytes())
+    assert rendered(which_document(found, verbose=True).parts, 160, False).strip() == whole.strip()
     for columns in (60, 120):
-        for narrow in (
-            hwq(file, *given, "-v", columns=columns).stdout,
-            hwq(file, *given, "--wide", columns=columns).stdout,
-        ):
-            assert max(len(line.rstrip()) for line in narrow.splitlines()) <= columns
-        narrow = hwq(file, *given, "-v", columns=columns).stdout
+        narrow = rendered(which_document(found, verbose=True).parts, columns, False)
+        for face in (narrow, rendered(wide_document(found).parts, columns, False)):
+            assert max(len(line.rstrip()) for line in face.splitlines()) <= columns
         # The table's unit may stand in a heading instead of behind each number.
         for figure in figures:
             assert figure.partition(" ")[0] in narrow
