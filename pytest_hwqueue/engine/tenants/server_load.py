@@ -437,19 +437,15 @@ class _Run:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count what the window costs this thread, from its beginning to its end, for a block."""
-        loop, now_ns = asyncio.get_running_loop(), time.monotonic_ns()
-        timers = [
-            loop.call_later(max(0, when_ns - now_ns) / 1e9, then)
-            for when_ns, then in (
-                (self._window.begin_ns, self._busy.begin), (self._window.end_ns, self._busy.end),
-            )
-        ]  # fmt: skip
+        """Count what the window costs this thread, for a block; what precedes it costs nothing."""
+        left_s = max(0, self._window.end_ns - time.monotonic_ns()) / 1e9
+        # An answer may come long after its end.
+        timer = asyncio.get_running_loop().call_later(left_s, self._busy.end)
+        self._busy.begin()
         try:
             yield
         finally:
-            for timer in timers:
-                timer.cancel()
+            timer.cancel()
             self._busy.end()
 
     async def _until(self, when_ns: int) -> None:
