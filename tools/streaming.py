@@ -103,7 +103,7 @@ def _number(value: Any, *names: str) -> float:
 
 _GENERATED = (
     "delta", "content", "text", "refusal", "reasoning", "reasoning_content", "tool_calls",
-    "function", "arguments", "name",
+    "function", "arguments", "name", "audio", "transcript",
 )  # fmt: skip
 
 
