@@ -59,3 +59,9 @@ def open_output(path: Path) -> BinaryIO:
     with suppress(FileNotFoundError):
         path.unlink()
     return os.fdopen(os.open(path, _NEW, 0o666), "wb")
+
+
+def refuse_special(file: Path) -> None:
+    """Raise ValueError for what is there and no regular file: a pipe would be waited for."""
+    if file.exists() and not file.is_file():
+        raise ValueError("it is no regular file")

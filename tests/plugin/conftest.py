@@ -13,6 +13,23 @@ Configure = Callable[..., pytest.Config]
 Collect = Callable[..., list[pytest.Item]]
 
 
+class EndedProcess:
+    """The part of a process's stand-in that notes how it was ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended: list[str] = []
+
+    def finish(self, within_s: float) -> None:
+        self.ended.append("finished")
+
+    def kill(self, why: str) -> None:
+        self.ended.append(why)
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:

@@ -53,7 +53,7 @@ from pytest_hwqueue.engine.scenarios.located_yaml import (
     may_be_secret,
     read_yaml,
 )
-from pytest_hwqueue.engine.tenants.arrivals import CLIENT, parse_arrival
+from pytest_hwqueue.engine.tenants.arrivals import CLIENT, trace_sha256
 from pytest_hwqueue.engine.tenants.servers import secrets_of
 
 # An H200's clocks, and a model's latency, are where they stay after half of it.
@@ -120,9 +120,9 @@ class TenantChange(_Model):
 
     @model_validator(mode="after")
     def _look_at_trace(self, info: ValidationInfo) -> TenantChange:
-        if self.arrival.startswith("trace"):
-            assert info.context is not None
-            self._trace_sha256 = parse_arrival(self.arrival, info.context["folder"]).sha256
+        # Without a file there is no context, and no arrival but the default.
+        if info.context is not None:
+            self._trace_sha256 = trace_sha256(self.arrival, info.context["folder"])
         return self
 
     def given(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pytest_hwqueue.data.errors import BadInput, shortened, translated
+from pytest_hwqueue.data.safe_files import refuse_special
 
 ArrivalKind = Literal["closed", "constant", "poisson", "lognormal", "trace", "client"]
 
@@ -50,7 +51,6 @@ class Arrival:
         rate_per_s: mean requests per second; None for ``closed``, ``trace`` and ``client``.
         sigma: standard deviation of the gaps' logarithm; only for ``lognormal``.
         file: holds the offsets; only for ``trace``.
-        sha256: of that file, in hexadecimal.
         delay_s: from a request's end to the next one's start; only for ``closed``.
 
     """
@@ -59,7 +59,6 @@ class Arrival:
     rate_per_s: float | None = None
     sigma: float | None = None
     file: Path | None = None
-    sha256: str | None = None
     delay_s: float = 0.0
 
     def __str__(self) -> str:
@@ -123,14 +122,26 @@ def parse_arrival(text: str, folder: Path) -> Arrival:
         if not rest:
             raise BadInput(f"the file is missing in {text!r}; give trace: FILE")
         file = folder / rest
-        _, digest = _read_trace(file)
-        return Arrival(kind, file=file, sha256=digest)
+        _read_trace(file)
+        return Arrival(kind, file=file)
     rate, comma, parameter = (part.strip() for part in rest.partition(","))
     if kind != "lognormal" and comma:
         raise BadInput(f"{kind} takes a rate alone, and {text!r} has {parameter!r} behind it")
     return Arrival(
         kind, _rate(rate, text), _sigma(parameter, text) if kind == "lognormal" else None
     )
+
+
+def trace_sha256(text: str, folder: Path) -> str | None:
+    """Return the SHA-256 of the file that an arrival is a trace from; None for other arrivals.
+
+    Args:
+        text: one that `parse_arrival` has read.
+        folder: as there.
+
+    """
+    kind, _, name = (part.strip() for part in text.partition(":"))
+    return sha256((folder / name).read_bytes()).hexdigest() if kind == "trace" else None
 
 
 def schedule(arrival: Arrival, seed: int, duration_ns: int) -> list[int] | None:
@@ -158,8 +169,7 @@ def schedule(arrival: Arrival, seed: int, duration_ns: int) -> list[int] | None:
         return None
     if arrival.kind == "trace":
         assert arrival.file is not None
-        offsets_ns, _ = _read_trace(arrival.file)
-        return [when_ns for when_ns in offsets_ns if when_ns < duration_ns]
+        return [when_ns for when_ns in _read_trace(arrival.file) if when_ns < duration_ns]
     times: list[int] = []
     for when_ns in _constant(arrival) if arrival.kind == "constant" else _random(arrival, seed):
         if when_ns >= duration_ns:
@@ -194,14 +204,11 @@ def _random(arrival: Arrival, seed: int) -> Iterator[int]:
             yield now_ns
 
 
-def _read_trace(file: Path) -> tuple[list[int], str]:
-    """Return the offsets in a file in ns, and its SHA-256; empty lines count as lines."""
+def _read_trace(file: Path) -> list[int]:
+    """Return the offsets in a file in ns; empty lines are skipped, but count as lines."""
     with translated(BadInput, f"the trace {file} cannot be read", OSError, ValueError):
-        if file.exists() and not file.is_file():
-            # A pipe can be read once, and is waited for.
-            raise ValueError("it is no regular file")
-        content = file.read_bytes()
-        lines = content.decode("utf-8").split("\n")
+        refuse_special(file)
+        lines = file.read_text(encoding="utf-8").split("\n")
     times: list[int] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -222,7 +229,7 @@ def _read_trace(file: Path) -> tuple[list[int], str]:
         times.append(when_ns)
     if not times:
         raise BadInput(f"the trace {file} holds no offset; give one in seconds on each line")
-    return times, sha256(content).hexdigest()
+    return times
 
 
 def _timestamp_s(line: str) -> float | None:

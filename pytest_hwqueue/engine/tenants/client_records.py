@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.data.errors import RecordError, complaint, translated
 from pytest_hwqueue.data.records.plan import ClientFormat
+from pytest_hwqueue.data.safe_files import refuse_special
+from pytest_hwqueue.engine.tenants.open_loop import MOST_TOKENS
 
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "sec": 1e9, "s": 1e9, "seconds": 1e9}
 # The last one that the machine's clocks can have.
@@ -86,8 +88,7 @@ class _Written(BaseModel):
 
 _Seconds = Annotated[float, Field(ge=0, le=_LAST_NS / 1e9)]
 _Nanoseconds = Annotated[int, Field(ge=0, le=_LAST_NS)]
-# As of our own requests.
-_Number = Annotated[int, Field(ge=0, le=10**9)]
+_Number = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
 def read_client_log(file: Path, written_by: ClientFormat) -> ClientLog:
@@ -100,9 +101,7 @@ def read_client_log(file: Path, written_by: ClientFormat) -> ClientLog:
     read, clock = _READERS[written_by]
     problem = f"{file} is no file of requests that {written_by} writes"
     with translated(RecordError, problem, OSError, ValueError, RecursionError):
-        if file.exists() and not file.is_file():
-            # A pipe would be waited for.
-            raise ValueError("it is no regular file")
+        refuse_special(file)
         text = file.read_text(encoding="utf-8")
         # A request that was sent as soon as it could be may be due a moment later.
         found = [each._replace(due_ns=min(each.due_ns, each.started_ns)) for each in read(text)]
@@ -205,7 +204,7 @@ def _of_aiperf(record: _AiperfLine, tells_answers: bool) -> ClientRequest:
     if not failure and first is not None and last is not None:
         if number is None:
             raise ValueError("it has times of tokens, and no output_sequence_length")
-        if not number.value.is_integer() or number.value > 10**9 or number.unit in _NS:
+        if not number.value.is_integer() or number.value > MOST_TOKENS or number.unit in _NS:
             raise ValueError(f"output_sequence_length is {number.value:g} {number.unit}")
         answer = metrics.time_to_first_output_token if tells_answers else first
         tokens, failure = _streamed(

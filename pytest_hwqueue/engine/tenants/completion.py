@@ -13,14 +13,12 @@ from pytest_hwqueue.data.errors import HwqError, shortened
 from pytest_hwqueue.data.records.tenants import TokensCounted
 from pytest_hwqueue.data.redaction import without_known
 from pytest_hwqueue.engine.tenants.event_stream import STRAY, EventStream, ServerSentEvent
-from pytest_hwqueue.engine.tenants.open_loop import Reply
+from pytest_hwqueue.engine.tenants.open_loop import MOST_TOKENS, Reply
 
 DONE = b"[DONE]"
 """Data of the event after which nothing comes."""
 
 _SHOWN = 200
-# No answer has more; a count beyond it would be a throughput beyond all others.
-_MOST_TOKENS = 10**9
 # Reasons to finish that are none of an answer: SGLang's, vLLM's, TensorRT-LLM's, DeepSeek's and
 # Zhipu's of what they gave up.
 _GIVEN_UP = frozenset(
@@ -282,6 +280,6 @@ def _whole(value: object) -> int | None:
     """Return a count of tokens, also one written as a float; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not 0 <= value <= _MOST_TOKENS or value != int(value):
+    if not 0 <= value <= MOST_TOKENS or value != int(value):
         return None
     return int(value)

@@ -275,6 +275,10 @@ class Window:
         return self.end_ns + self.grace_ns
 
 
+MOST_TOKENS = 10**9
+"""No answer has more; a count beyond it would be a throughput beyond all others."""
+
+
 class Reply(NamedTuple):
     """When a completed request's tokens came, in ns on the clock of `time.monotonic_ns`.
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pytest_hwqueue.data.errors import BadInput, shortened, translated, within
 from pytest_hwqueue.data.records.plan import Prompts
+from pytest_hwqueue.data.safe_files import refuse_special
 
 # They are kept in memory, as text.
 _MOST_BYTES = 64 << 20
@@ -67,9 +68,7 @@ def read_prompts(name: str, folder: Path) -> tuple[Prompts, list[PromptRequest]]
     """
     file = folder / name
     with translated(BadInput, f"the prompts in {file} cannot be read", OSError, ValueError):
-        if file.exists() and not file.is_file():
-            # A pipe can be read once, and is waited for.
-            raise ValueError("it is no regular file")
+        refuse_special(file)
         if (size := file.stat().st_size) > _MOST_BYTES:
             raise BadInput(
                 f"{file} has {size:,} bytes, and prompts are kept in memory: give at most "

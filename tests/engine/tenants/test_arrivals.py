@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 from scipy.stats import kstest, norm
 
 from pytest_hwqueue.data.errors import BadInput
-from pytest_hwqueue.engine.tenants.arrivals import Arrival, parse_arrival, schedule
+from pytest_hwqueue.engine.tenants.arrivals import (
+    Arrival,
+    parse_arrival,
+    schedule,
+    trace_sha256,
+)
 
 SECOND = 1_000_000_000
 NOWHERE = Path("nowhere")
@@ -173,7 +178,9 @@ def test_a_trace_gives_the_offsets_within_the_window(tmp_path: Path) -> None:
     (tmp_path / "peak.txt").write_text("0\n0.25\n0.25\n\n  1e0\n1.999999999\n2\n3.5\n\n")
     arrival = parse_arrival("trace: peak.txt", tmp_path)
     digest = sha256((tmp_path / "peak.txt").read_bytes()).hexdigest()
-    assert arrival == Arrival("trace", file=tmp_path / "peak.txt", sha256=digest)
+    assert arrival == Arrival("trace", file=tmp_path / "peak.txt")
+    assert trace_sha256("trace: peak.txt", tmp_path) == digest
+    assert trace_sha256("constant: 20/s", tmp_path) is None
     expected = [0, SECOND // 4, SECOND // 4, SECOND, 2 * SECOND - 1]
     assert schedule(arrival, 0, 2 * SECOND) == expected
     assert schedule(arrival, 1, 1) == [0]

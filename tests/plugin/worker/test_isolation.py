@@ -13,21 +13,20 @@ from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.processes.channel import ProcessEnded
 from pytest_hwqueue.plugin.keys import ASSIGNMENT, PROVENANCE, Assignment, item_key
 from pytest_hwqueue.plugin.worker.isolation import Isolation
-from tests.plugin.conftest import Collect
+from tests.plugin.conftest import Collect, EndedProcess
 
 ENDS = {"kind": "finished", "retire": False}
 RETIRES = {"kind": "finished", "retire": True}
 
 
-class Worker:
+class Worker(EndedProcess):
     """A worker's process: answers each test that it is sent with what comes next."""
 
     def __init__(self, log: Path, environment: dict[str, str], answers: list[Any]) -> None:
+        super().__init__(pid=7)
         self.log, self.environment, self._answers = log, environment, answers
-        self.pid = 7
         self.start: dict[str, Any] = {}
         self.ran: list[tuple[str, str | None]] = []
-        self.ended: list[str] = []
         self._messages: list[Any] = []
 
     def send(self, kind: str, **content: Any) -> None:
@@ -43,15 +42,6 @@ class Worker:
         if isinstance(message, BaseException):
             raise message
         return message
-
-    def finish(self, within_s: float) -> None:
-        self.ended.append("finished")
-
-    def kill(self, why: str) -> None:
-        self.ended.append(why)
-
-    def close(self) -> None:
-        self.ended.append("closed")
 
     def last_lines(self) -> str:
         return "its last words"

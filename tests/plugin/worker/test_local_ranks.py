@@ -13,20 +13,19 @@ from pytest_hwqueue.parts.processes.channel import ProcessEnded
 from pytest_hwqueue.plugin.keys import Assignment
 from pytest_hwqueue.plugin.worker.calls import WorkerStart
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks, have_collect, worker_input
-from tests.plugin.conftest import Configure
+from tests.plugin.conftest import Configure, EndedProcess
 
 START = WorkerStart(
     [], Path("/"), [], Path("/"), "pytest", Assignment(planned={}), Provenance(), {}, None, {}
 )
 
 
-class Process:
+class Process(EndedProcess):
     """A rank's process: has the messages it is given, and notes what is asked of it."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
+        super().__init__(pid)
         self.sent: list[tuple[str, dict[str, Any]]] = []
-        self.ended: list[str] = []
         self.inbox: Any = None
 
     def deliver_to(self, inbox: Any, rank: int) -> None:
@@ -37,15 +36,6 @@ class Process:
 
     def send(self, kind: str, **content: Any) -> None:
         self.sent.append((kind, content))
-
-    def finish(self, within_s: float) -> None:
-        self.ended.append("finished")
-
-    def kill(self, why: str) -> None:
-        self.ended.append(why)
-
-    def close(self) -> None:
-        self.ended.append("closed")
 
     def how_it_ended(self) -> str:
         return "was killed"
