@@ -103,7 +103,7 @@ class ProcessRuns:
         ]
         command = side.pytest_command(options, nodes)
         began = now()
-        with tempfile.TemporaryDirectory(prefix="hwq-imports-") as reports:
+        with tempfile.TemporaryDirectory(prefix="imports-", dir=self._folder.absolute()) as reports:
             status = run(command, side.folder, {**side.environment, REPORTS: reports}, log)
             other_code = _other_code(side, Path(reports), status)
         self._listed.append(

@@ -443,7 +443,7 @@ def _collected(side: Side, logs: Path) -> Side:
     # file adds.
     options = ["--collect-only", "--verbosity=-1", "--tb=short", f"--hwq-dir={logs}"]
     command = side.pytest_command(options, None)
-    with TemporaryDirectory(prefix="hwq-imports-") as reports:
+    with TemporaryDirectory(prefix="imports-", dir=logs.absolute()) as reports:
         status = run(command, side.folder, {**side.environment, REPORTS: reports}, log)
         found = read_reports(reports)
     text = log.read_text(encoding="utf-8", errors="replace")

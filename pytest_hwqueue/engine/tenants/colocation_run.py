@@ -120,7 +120,7 @@ class LivingTenants:
         """Start the tenants for the ``with`` block; raise whatever goes wrong."""
         draft = self.draft
         draft.stage = "open device"
-        identity = identify(self.plan.device)
+        identity = identify(self.plan.device, self.folder)
         draft.fingerprint = identity.fingerprint
         assert identity.lease_key is not None, "simulated tenants are no processes"
         with lease(identity.lease_key, on_wait=lambda text: self.setting.progress(text, 0, 0)):
@@ -150,7 +150,7 @@ class LivingTenants:
         self.plan, self.draft = plan, draft
         self.tenants.begin(plan, draft)
         self.servers.begin(plan, draft)
-        draft.fingerprint = identify(plan.device).fingerprint
+        draft.fingerprint = identify(plan.device, self.folder).fingerprint
         looks = looks if CAN_SHOW else ()
         # Who works on the device; with a server, its tenant's process generates load.
         pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.reached}

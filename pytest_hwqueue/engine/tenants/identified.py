@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from pytest_hwqueue.data.errors import DeviceError
@@ -29,32 +27,46 @@ class DeviceIdentity:
     fingerprint: Fingerprint
 
 
-@cache
-def identify(label: str) -> DeviceIdentity:
+_KNOWN: dict[str, DeviceIdentity] = {}
+
+
+def identify(label: str, folder: Path) -> DeviceIdentity:
     """Open a GPU in a separate process and identify it; once per label.
 
     A context in the parent would take memory, and turns, on the device that tenants share.
+
+    Args:
+        label: of the device.
+        folder: of the run, made unless it is there. It keeps the process's output as
+            ``identify.log`` if that fails; what is killed meanwhile leaves it there, too.
 
     Raises:
         DeviceError: if it cannot be opened, with the process's last output.
 
     """
+    if label not in _KNOWN:
+        _KNOWN[label] = _identity(label, folder)
+    return _KNOWN[label]
+
+
+def _identity(label: str, folder: Path) -> DeviceIdentity:
     if label == "cpu":
         host = open_device(label)
         return DeviceIdentity(host.lease_key, host.fingerprint())
-    with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
-        log = Path(folder) / "identify.log"
-        environment = worker_environment(os.environ)
-        process = MeasuredProcess.start(
-            None, "pytest_hwqueue.engine.tenants.tenant", environment, log
-        )
-        try:
-            return _answer(process, label)
-        except ProcessEnded as ended:
-            raise DeviceError(f"{label}: opening it {ended}:\n{process.last_lines(30)}") from None
-        finally:
-            process.kill("no longer needed")
-            process.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "identify.log"
+    process = MeasuredProcess.start(
+        None, "pytest_hwqueue.engine.tenants.tenant", worker_environment(os.environ), log
+    )
+    try:
+        found = _answer(process, label)
+    except ProcessEnded as ended:
+        raise DeviceError(f"{label}: opening it {ended}:\n{process.last_lines(30)}") from None
+    finally:
+        process.kill("no longer needed")
+        process.close()
+    log.unlink()
+    return found
 
 
 def _answer(process: MeasuredProcess, label: str) -> DeviceIdentity:

@@ -13,9 +13,8 @@ _REASONS = {
     "parts/processes/scratch.py": "makes those of measuring processes",
     "answers/fleet/cluster.py": _OF_COMMANDS,
     "answers/versions/scratch.py": "locked: the next comparison removes those of dead ones",
-    "answers/versions/session.py": _OF_COMMANDS,
-    "answers/versions/sides.py": _OF_COMMANDS,
-    "engine/tenants/identified.py": "holds one log while a device is opened, once a session",
+    "answers/versions/session.py": "in the session's own folder",
+    "answers/versions/sides.py": "in the session's own folder",
     "plugin/worker/test_run.py": "in the session's own folder, where it stays",
 }
 
