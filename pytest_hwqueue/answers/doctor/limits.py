@@ -1,4 +1,4 @@
-"""Measures a device's limits: launching, concurrent queues, dispatch.
+"""Measures a device's limits: its own rates, launching, concurrent queues, dispatch.
 
 A number that could not be measured is refused, with the reason. There are no thresholds: these are
 floors and ceilings for reading other results.
@@ -16,14 +16,10 @@ import torch
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.estimate import Estimate
-from pytest_hwqueue.data.metrics.latency import (
-    CONFIDENCE,
-    minimum_samples,
-    quantile_interval,
-    shortfall,
-)
+from pytest_hwqueue.data.metrics.latency import median_estimate
 from pytest_hwqueue.engine.cell.attempt import describe_failure
 from pytest_hwqueue.engine.cell.timeline_pass import probe_queue_switch
+from pytest_hwqueue.parts.devices.limits import LIMITS, measured_limit
 from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
 
 _clock_ns = time.perf_counter_ns
@@ -76,8 +72,14 @@ class DispatchDelay:
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """All limits of a device; ``refused`` names the tables that could not be measured, and why."""
+    """All limits of a device; ``refused`` names the tables that could not be measured, and why.
 
+    Attributes:
+        rates: what an accelerator does of one thing with nothing else to do; empty for the CPU.
+
+    """
+
+    rates: list[Limit]
     launching: list[Limit]
     streams: list[Limit]
     queues: list[QueuesAtOnce]
@@ -94,6 +96,10 @@ def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceL
     """Measure all limits of a device; the caller holds its lease."""
     blocks, rounds = (8, 3) if quick else (30, 9)
     kernel_ns = _QUICK_KERNEL_NS_OF_HOST if quick and device.capabilities.host else _KERNEL_NS
+    rates = []
+    for name in () if device.capabilities.host else LIMITS:
+        progress(f"timing: {name}")
+        rates.append(Limit(name, _tried("", partial(measured_limit, device, name))))
     launching = []
     for name, (prepare, launches) in _FLOORS.items():
         progress(f"timing: {name}")
@@ -118,7 +124,7 @@ def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceL
     for number in _PROBED_STREAMS:
         progress(f"timing dispatch on {number} streams")
         dispatch.append(dispatch_delay(device, number))
-    return DeviceLimits(launching, streams, queues, dispatch, refused)
+    return DeviceLimits(rates, launching, streams, queues, dispatch, refused)
 
 
 Prepare = Callable[[StreamPool, Callable[[], object]], Callable[[], None]]
@@ -189,7 +195,7 @@ def _launch_floor(device: Device, blocks: int, prepare: Prepare, launches: int) 
             pool.streams[0].synchronize()
             if index:  # the first one warms up
                 times.append((_clock_ns() - started) / launches / 1000)
-    return _median(times, "us")
+    return median_estimate(times, "us")
 
 
 def _burst(kernel: Callable[[], object]) -> Callable[[], None]:
@@ -335,16 +341,6 @@ def counted_at_once(
     return QueuesAtOnce(
         streams=count,
         time_ms=median(times) / 1e6,
-        effective=_median(each, ""),
+        effective=median_estimate(each, ""),
         effective_with_events=count * median(alone) / median(with_events),
     )
-
-
-def _median(values: Sequence[float], unit: str) -> Estimate:
-    middle = Estimate(value=median(values), n=len(values), unit=unit)
-    needed = minimum_samples(0.5)
-    if len(values) < needed:
-        reason = shortfall(needed, len(values), "rounds")
-        return middle.model_copy(update={"refused": reason})
-    low, high = quantile_interval(sorted(values), 0.5, CONFIDENCE)
-    return middle.model_copy(update={"low": low, "high": high})

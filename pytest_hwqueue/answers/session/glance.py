@@ -26,6 +26,7 @@ from pytest_hwqueue.data.metrics.numbers import (
     PrintedFigure,
     counted,
     grouped,
+    percent,
     rate_in_short,
     work_unit,
 )
@@ -76,6 +77,7 @@ class Glance:
             ("dim", self._latency_of()),
             ("dim", self._per_second()),
             ("dim", self._in_flight()),
+            ("dim", self._limits()),
             ("", shown.lines(len(rows))),
             ("yellow", self._skipped()),
             ("yellow", [
@@ -241,6 +243,21 @@ class Glance:
             return [f"per s: {noun}" for noun in nouns]
         told = [f"{noun} ({_some([*dict.fromkeys(of)])})" for noun, of in nouns.items()]
         return [f"per s: {', '.join(told)}"]
+
+    def _limits(self) -> list[str]:
+        """Return which of the device's limits each workload is nearest to, and how near."""
+        nearest = [
+            (found, self._names.workload(record.cell))
+            for record in self._records
+            if (found := record.metrics.nearest_limit) is not None
+        ]
+        parts = []
+        for limit, of in grouped((found.limit, (found, name)) for found, name in nearest).items():
+            shares = sorted(float(found.share) for found, _ in of)
+            least, most = (str(percent(share)) for share in (shares[0], shares[-1]))
+            names = ", ".join(dict.fromkeys(name for _, name in of))
+            parts.append(f"{least if least == most else f'{least} to {most}'} {limit} ({names})")
+        return [f"of the device's limits: {', '.join(parts)}"] if parts else []
 
 
 def _refused(notes: Notes) -> list[str]:

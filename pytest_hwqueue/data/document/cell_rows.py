@@ -15,6 +15,7 @@ from pytest_hwqueue.data.metrics.contention import Contention
 from pytest_hwqueue.data.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.data.metrics.latency import LatencySummary
+from pytest_hwqueue.data.metrics.limits import LimitShare
 from pytest_hwqueue.data.metrics.numbers import (
     NO_INTERVAL,
     PrintedFigure,
@@ -153,6 +154,8 @@ class CellRows:
             below.append(_contended(record.samples.contended))
         if record.samples is not None and (found := record.samples.back_to_back_shares()):
             below.append(_back_to_back(*found))
+        if metrics.limits:
+            below.append([*map(self._share, metrics.limits)])
         if record.ranks is not None:
             below.append(_ranks(record.ranks))
         if metrics.apart:
@@ -228,6 +231,12 @@ class CellRows:
         ]  # fmt: skip
         shown = self._figure("overlap efficiency", overlap.efficiency, percent)
         return [f"overlap efficiency {shown}", *parts]
+
+    def _share(self, found: LimitShare) -> str:
+        share = self._figure(f"share of {found.limit}", found.share, percent)
+        if found.most.value is None:
+            return f"{share} of {found.limit}"
+        return f"{share} of {found.limit} ({rate(found.most.value, found.most.unit)})"
 
     def _bandwidth(self, found: Bandwidth) -> list[str]:
         show = partial(_rate, "GB/s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -224,6 +225,22 @@ def percentile(values: ArrayLike, quantile: float) -> float:
     series = np.asarray(values, dtype=np.float64)
     finite = bool(np.isfinite(series).all())
     return float(np.quantile(series, quantile, method="linear" if finite else "inverted_cdf"))
+
+
+def median_estimate(values: Sequence[float], unit: str) -> Estimate:
+    """Return the median of independent values with `quantile_interval`'s interval.
+
+    Args:
+        values: at least one, in ``unit``.
+        unit: of the estimate.
+
+    """
+    middle = Estimate(value=median(values), n=len(values), unit=unit)
+    needed = minimum_samples(_MEDIAN)
+    if len(values) < needed:
+        return middle.model_copy(update={"refused": shortfall(needed, len(values), "rounds")})
+    low, high = quantile_interval(sorted(values), _MEDIAN, CONFIDENCE)
+    return middle.model_copy(update={"low": low, "high": high})
 
 
 def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySummary:

@@ -19,6 +19,7 @@ from pytest_hwqueue.data.metrics.contention import Contention
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData, data_in_utf8
 from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.data.metrics.latency import LatencySummary
+from pytest_hwqueue.data.metrics.limits import LimitShare
 from pytest_hwqueue.data.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
 from pytest_hwqueue.data.metrics.scaling import Scaling
 from pytest_hwqueue.data.metrics.switching import QueueSwitch
@@ -221,6 +222,11 @@ class Metrics(PlainData):
     queue_switch: QueueSwitch | None = Field(
         None, description="the same of 50 µs kernels of one block, which fill no device"
     )
+    limits: list[LimitShare] = Field(
+        default_factory=list,
+        description="shares of the device's own limits that the cell takes; empty on the CPU, for "
+        "several ranks, and with --hwq-lean",
+    )
     apart: dict[str, float] = Field(
         default_factory=dict,
         description="measured by the workload besides the samples, by name with its unit",
@@ -230,6 +236,12 @@ class Metrics(PlainData):
     def without(self, name: str, reason: str) -> Metrics:
         """Return them with the reason why another one is missing."""
         return self.model_copy(update={"refused": {**self.refused, name: reason}})
+
+    @property
+    def nearest_limit(self) -> LimitShare | None:
+        """The limit of the device of which the cell takes the greatest share, if any is known."""
+        known = [each for each in self.limits if each.share.value is not None]
+        return max(known, key=lambda each: each.share, default=None)
 
     @property
     def judged(self) -> LatencySummary | None:

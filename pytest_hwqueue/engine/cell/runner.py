@@ -27,6 +27,7 @@ from pytest_hwqueue.engine.cell.contended_pass import (
     JudgedLaunches,
     contended_program,
 )
+from pytest_hwqueue.engine.cell.limits_pass import take_limits
 from pytest_hwqueue.engine.cell.measured_pass import CellPrograms, Reference, take_samples
 from pytest_hwqueue.engine.cell.planted_fault import (
     CellFault,
@@ -244,7 +245,7 @@ class CellRunner:
                 if round_.status == "not applied":
                     draft.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
             if not (request.passes.only_traced or request.passes.lean):
-                take_timeline(cell, program)
+                take_limits(cell, take_timeline(cell, program))
             elif request.passes.lean and request.origin.run == 1:
                 check_streams_alone(cell, program)
             if request.passes.find_causes is not None:

@@ -226,8 +226,11 @@ def _repeat(function: Callable[[], None], times: int) -> Callable[[], None]:
     return run
 
 
-def take_timeline(cell: OpenCell, program: Program) -> None:
+def take_timeline(cell: OpenCell, program: Program) -> int | None:
     """Take the timeline and the queue-switch probe, and write a trace if requested.
+
+    Returns:
+        the kernels of an iteration; None if they were not counted.
 
     Raises:
         InvalidMeasurement: if kernels did not run on the requested streams.
@@ -237,9 +240,12 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
     request, draft, pool = cell.request, cell.draft, cell.pool
     pool.tags = None
     traced = _timeline_program(cell, program)
+    kernels = None
     try:
         passed = timeline_pass(pool, traced.enqueue, request.plan.rank_sync)
-        _count_kernels(cell, program, passed.kernels_per_iteration if traced is program else None)
+        if traced is program:
+            kernels = passed.kernels_per_iteration
+        _count_kernels(cell, program, kernels)
         _check_streams(cell, passed.summary)
         host = cell.device.capabilities.host
         ready_to_start = refused_on_host(passed.queue_switch, host=host)
@@ -261,6 +267,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
         path = trace_path(request.passes.trace_folder, file_name(request.cell.id))
         pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
         draft.notes.append(f"trace: {path}")
+    return kernels
 
 
 def check_streams_alone(cell: OpenCell, program: Program) -> None:

@@ -218,6 +218,14 @@ class Workload(ABC):
         """Return what one rank's collectives exchange in an iteration, for bandwidths; or None."""
         return None
 
+    def limits_used(self) -> dict[str, float]:
+        """Return what an iteration takes of the device's limits, by their names and in their units.
+
+        Such as 0.55 of ``matrix bf16``, which is TFLOP (`parts.devices.limits`). Kernels are
+        counted for every workload.
+        """
+        return {}
+
     def measured_apart(self) -> dict[str, float]:
         """Return separate measurements, named with their unit, such as ``compile_s``."""
         return {}

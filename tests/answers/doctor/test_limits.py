@@ -91,7 +91,7 @@ def test_a_kernel_that_is_too_short_to_count_with_is_refused() -> None:
 
 
 def test_without_any_queue_counted_there_is_no_most() -> None:
-    assert DeviceLimits([], [], [], [], {"queues": "why"}).most_at_once is None
+    assert DeviceLimits([], [], [], [], [], {"queues": "why"}).most_at_once is None
 
 
 def test_what_fails_keeps_its_reason_and_costs_no_other() -> None:

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.data.records.declared import LatencyRatio
+from pytest_hwqueue.parts.devices.limits import matrix_units
 from pytest_hwqueue.parts.devices.protocol import Stream
 from pytest_hwqueue.parts.workloads.numerics import (
     Matmul,
@@ -103,6 +104,10 @@ class HeteroKernels(Workload, declared="hetero_kernels"):
             "small kernels": float(len(self.chains) * self.parameters.chain_length),
             "TFLOP": flop / 1e12,
         }
+
+    def limits_used(self) -> dict[str, float]:
+        """Return the products' arithmetic."""
+        return {matrix_units(self.parameters.dtype): self.work_per_iteration()["TFLOP"]}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare products with float64, and chains with the sum they amount to."""

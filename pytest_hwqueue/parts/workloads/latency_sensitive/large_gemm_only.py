@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from pytest_hwqueue.parts.devices.limits import matrix_units
 from pytest_hwqueue.parts.devices.protocol import Stream
 from pytest_hwqueue.parts.workloads.numerics import Matmul, poison, set_precision
 from pytest_hwqueue.parts.workloads.workload import (
@@ -58,6 +59,10 @@ class LargeGemmOnly(Workload, declared="large_gemm_only"):
     def work_per_iteration(self) -> dict[str, float]:
         """Return the arithmetic in TFLOP."""
         return {"TFLOP": sum(product.flop for product in self.products) / 1e12}
+
+    def limits_used(self) -> dict[str, float]:
+        """Return the products' arithmetic."""
+        return {matrix_units(self.parameters.dtype): self.work_per_iteration()["TFLOP"]}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each product with one in float64."""

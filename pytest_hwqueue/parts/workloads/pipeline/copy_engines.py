@@ -10,6 +10,7 @@ from pydantic import Field
 
 from pytest_hwqueue.data.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.parts.devices.kinds import visible_accelerators
+from pytest_hwqueue.parts.devices.limits import TO_DEVICE, TO_HOST
 from pytest_hwqueue.parts.devices.protocol import Stream
 from pytest_hwqueue.parts.workloads.numerics import poison
 from pytest_hwqueue.parts.workloads.pipeline.stages import host_empty
@@ -99,6 +100,11 @@ class CopyEngines(Workload, declared="copy_engines"):
     def work_per_iteration(self) -> dict[str, float]:
         """Return the size of all copies in 10⁹ bytes."""
         return {"GB": len(self.tags) * self._given.numel() * 4 / 1e9}
+
+    def limits_used(self) -> dict[str, float]:
+        """Return what crosses to the device, and to the host."""
+        each = self._given.numel() * 4 / 1e9
+        return {TO_DEVICE: each, TO_HOST: each}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Require that what came back is what was sent."""
