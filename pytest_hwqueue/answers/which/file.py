@@ -72,6 +72,11 @@ class WhichTenant(PlainData):
         None, description="the tenant's deadline_ms, or its P99 goal; null without either"
     )
     attainment: Estimate | None = Field(None, description="share of requests within that")
+    energy_j: Estimate | None = Field(
+        None,
+        description="the device's energy, which all tenants share, by this one's requests within "
+        "that; null where nobody counts it",
+    )
     unit: str = Field(description="what an item is: images, TFLOP, …")
     throughput_items_per_s: Estimate
     throughput_loss: Estimate | None = Field(

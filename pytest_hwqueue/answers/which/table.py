@@ -23,6 +23,7 @@ from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
 from pytest_hwqueue.data.figures.of_requests import Estimator, ServedRequests, TimesOf
 from pytest_hwqueue.data.figures.served import failed_for
+from pytest_hwqueue.data.metrics.energy import energy_of_a_request
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.data.records.plan import Tenant
@@ -160,6 +161,13 @@ def _tenant(
     # Then no longer window gives more.
     counted = any(each.requests is not None for each in entry.run.tenants)
     kept = None if entry.role == "solo" else over(figures.throughput, native)
+    rate = over_sessions.absolute(figures.throughput, windows, CONFIDENCE)
+    attained = (
+        None
+        if within_ns is None
+        else over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)
+    )
+    power_w = [each.mean_power_w for each in records if each.mean_power_w is not None]
     return WhichTenant(
         name=tenant.name,
         work=_work(tenant, results),
@@ -170,7 +178,7 @@ def _tenant(
         failed=sum(result.failed or 0 for result in results),
         unserved=sum(result.unserved or 0 for result in results),
         failed_for=failed_for(results),
-        requests_per_s=in_unit(over_sessions.absolute(figures.throughput, windows, CONFIDENCE)),
+        requests_per_s=in_unit(rate),
         mean_ms=in_unit(
             over_sessions.absolute(figures.mean, windows, CONFIDENCE), 1 / _NS_PER_MS, "ms"
         ),
@@ -185,9 +193,10 @@ def _tenant(
         else both_ends_by_s(windows, 0.99, CONFIDENCE),
         max_ms=_longest(windows),
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
-        attainment=None
-        if within_ns is None
-        else in_unit(over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)),
+        attainment=None if attained is None else in_unit(attained),
+        energy_j=None
+        if attained is None or not power_w
+        else energy_of_a_request(power_w, rate, attained),
         unit=rates[0].unit if rates else "",
         throughput_items_per_s=_throughput(windows, items, f"{rates[0].unit}/s" if rates else ""),
         throughput_loss=None if kept is None else loss_of(kept),

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.data.errors import RecordError, within
-from pytest_hwqueue.data.metrics.estimate import PlainData
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.numbers import counted
 from pytest_hwqueue.data.records.counters import CpuCounters
 from pytest_hwqueue.data.records.noise import Causes
@@ -302,6 +302,11 @@ class ColocationRecord(Run):
         False, description="to find causes: a tracer ran along, so its times are no result"
     )
     device_use: DeviceUse | None = Field(None, description="of a traced window; null for others")
+    mean_power_w: Estimate | None = Field(
+        None,
+        description="of the device in the window, by its energy counter, which all tenants share; "
+        "null on the CPU and where simulated",
+    )
 
     def tenant(self, name: str) -> TenantResult:
         """Return a tenant's result; KeyError if there is none of this name."""

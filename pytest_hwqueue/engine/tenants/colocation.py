@@ -223,6 +223,7 @@ class _Measurement:
             proof=draft.proof,
             tenants=draft.tenants,
             device_use=draft.device_use,
+            mean_power_w=draft.mean_power_w,
             plan=self._kept,
             device=plan.device,
             scheduler=plan.scheduler,

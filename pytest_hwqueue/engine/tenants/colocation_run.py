@@ -31,6 +31,7 @@ from pytest_hwqueue.engine.tenants.server_processes import ServerProcesses
 from pytest_hwqueue.engine.tenants.tenant_calls import NextWindow
 from pytest_hwqueue.engine.tenants.tenant_processes import ColocationDraft, Limits, TenantProcesses
 from pytest_hwqueue.parts.devices.conditions import watched
+from pytest_hwqueue.parts.devices.energy import COUNTED_KINDS, EnergyMeter, energy_meter
 from pytest_hwqueue.parts.devices.fingerprint import of_processes
 from pytest_hwqueue.parts.devices.lease import lease
 from pytest_hwqueue.parts.processes.starting import ForkServer
@@ -114,6 +115,7 @@ class LivingTenants:
         self._effect: PriorityEffect | None = None
         self._probe_notes: list[str] = []
         self._shown = 0.0
+        self._energy: EnergyMeter | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -131,8 +133,21 @@ class LivingTenants:
                 with self.servers.running(self.folder):
                     draft.stage = "start tenants"
                     trace = self.folder.absolute() if self.setting.traced else None
-                    with self.tenants.running(self.folder, trace, self.setting.server):
+                    with (
+                        self._counting(identity.lease_key),
+                        self.tenants.running(self.folder, trace, self.setting.server),
+                    ):
                         yield
+
+    @contextmanager
+    def _counting(self, uuid: str) -> Iterator[None]:
+        """Have a GPU's energy counted; of the CPU and other packages' devices nobody counts it."""
+        kind = self.plan.device.partition(":")[0]
+        if kind not in COUNTED_KINDS:
+            yield
+            return
+        with energy_meter(kind, uuid) as self._energy:
+            yield
 
     def window(
         self, plan: Colocation, draft: ColocationDraft, looks: Sequence[Look], decided: Decided
@@ -277,10 +292,15 @@ class LivingTenants:
         begin_ns = time.monotonic_ns() + LEAD_NS
         window = Window(begin_ns, begin_ns + duration_ns)
         self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
+        energy = self._energy
+        if energy is not None:
+            energy.begin()
 
         def watch() -> None:
             self._check()
             gone_ns = time.monotonic_ns() - begin_ns
+            if energy is not None:
+                energy.poll(gone_ns, duration_ns)
             gone_s = min(max(0, gone_ns), duration_ns) // 10**9
             self._show("measure", gone_s, -(-duration_ns // 10**9))
             seen = looking.look(gone_ns)
@@ -297,6 +317,10 @@ class LivingTenants:
 
         over_s = window.over_ns / 1e9
         self.tenants.wait_for(self.tenants.results, over_s + self.limits.finish_s, watch)
+        if energy is not None:
+            # Of a window that ended early: then it is over now.
+            energy.poll(time.monotonic_ns() - begin_ns, 0)
+            self.draft.mean_power_w = energy.mean_power()
         results = self.tenants.results
         served_ns = served_all_ns(self.plan, results)
         self.draft.counted(self.plan, served_ns, results)

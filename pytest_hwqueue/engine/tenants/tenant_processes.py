@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
+from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.plan import FEWER_KERNELS, LONGER_WINDOW, Colocation
 from pytest_hwqueue.data.records.proof import Proof
@@ -60,6 +61,7 @@ class ColocationDraft(RunDraft):
         duration_s: length of the window; shorter than planned if tracing could not continue, a
             look decided, or all requests that were counted were served.
         look_error: of the look at its end.
+        mean_power_w: of the device in the window; None if nobody counts its energy.
 
     """
 
@@ -68,6 +70,7 @@ class ColocationDraft(RunDraft):
     proof: Proof | None = None
     tenants: list[TenantResult] = field(default_factory=list)
     device_use: DeviceUse | None = None
+    mean_power_w: Estimate | None = None
 
     def counted(
         self, plan: Colocation, served_ns: int | None, results: Mapping[str, TenantResult]

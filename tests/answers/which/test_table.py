@@ -476,6 +476,25 @@ def test_variation_is_the_standard_deviation_by_the_mean(file: Path) -> None:
     assert high.variation.interval is not None
 
 
+def test_the_energy_of_a_request_is_the_devices_by_what_was_served_in_time(file: Path) -> None:
+    power = Estimate(value=400, low=399, high=401, n=2, unit="W")
+    short = Estimate(unit="W", refused="a window of 2 s; 5 s suffice")
+    found, output = told_of(
+        file, {MPS: {"mean_power_w": power}, MPS_PRIORITY: {"mean_power_w": short}}
+    )
+    energy = case(found, "mps").tenant("high").energy_j
+    # 20 requests a second, all within the goal's 10 ms.
+    assert energy is not None
+    assert float(energy) == pytest.approx(20, rel=1e-3)
+    assert energy.low < 399 / 20 < 401 / 20 < energy.high
+    assert case(found, "mps").tenant("low").energy_j is None
+    refused = case(found, "mps-priority").tenant("high").energy_j
+    assert refused is not None
+    assert (refused.value, refused.refused) == (None, "a window of 2 s; 5 s suffice")
+    assert case(found, "native").tenant("high").energy_j is None
+    assert "energy a request refused for high of mps-priority: a window of 2 s" in output
+
+
 def test_requests_that_never_completed_are_no_fast_ones(file: Path) -> None:
     high, low = all_records(read_scenario(file))[MPS].tenants
     lost = high.model_copy(update={"issued": high.issued + 300, "unserved": 300})
