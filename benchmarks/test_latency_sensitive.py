@@ -24,6 +24,13 @@ def test_tiny_kernel_stress(hwq: Hwq) -> None:
 
 
 @pytest.mark.P0
+@pytest.mark.hwq_workload("launch_contention")
+def test_launch_contention(hwq: Hwq) -> None:
+    """Launching calls from a thread for each stream at once."""
+    hwq.run()
+
+
+@pytest.mark.P0
 @pytest.mark.hwq_workload("large_gemm_only")
 def test_large_gemm_only(hwq: Hwq) -> None:
     """One large matrix product per stream."""

@@ -16,6 +16,7 @@ from pytest_hwqueue.data.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.data.metrics.latency import LatencySummary
 from pytest_hwqueue.data.metrics.limits import LimitShare
+from pytest_hwqueue.data.metrics.launching import LaunchingCalls
 from pytest_hwqueue.data.metrics.numbers import (
     NO_INTERVAL,
     PrintedFigure,
@@ -114,6 +115,7 @@ class CellRows:
 
         """
         record, metrics = self.record, self.record.metrics
+        launching = None if record.samples is None else record.samples.launching
         head = Row(texts=dict(identity), opens=True)
         marks = "".join(self.notes.footnote(text) + " " for text in record_remarks(record))
         if marks:
@@ -125,12 +127,16 @@ class CellRows:
         if record.status != "ok":
             head.style = "yellow" if record.status == "skipped" else "red"
             head.below.append(status_of(record))
+        elif metrics.judged is None and launching is not None:
+            head.style = "yellow"
+            head.below.append(launching.interpreter)
         elif metrics.judged is None:
             head.style = "red"
             head.below.append("no latency was recorded")
-        if metrics.judged is None:
+        if metrics.judged is None and launching is None:
             return [head]
-        self._put_times(head, metrics.judged, None)
+        if metrics.judged is not None:
+            self._put_times(head, metrics.judged, None)
         head.figures["throughput"] = [
             self._figure("throughput", each, partial(_rate, each.unit))
             for each in metrics.throughput
@@ -141,8 +147,8 @@ class CellRows:
             rows.append(Row(texts={"workload": f"  {tag}"}))
             self._put_times(rows[-1], summary, tag)
         for refused, reason in metrics.refused.items():
-            # The cell's own note says that it has a pace in place of a latency.
-            if not (refused == "latency" and record.has_pace):
+            # The cell's own note says that it has a pace in place of a latency, or why it has none.
+            if not (refused == "latency" and (record.has_pace or launching is not None)):
                 self.notes.refuse(refused, reason, self.name)
         below: list[Line] = rows[-1].below
         below += [self._ratio(*item, ratios_once) for item in metrics.ratios.items()]
@@ -152,6 +158,8 @@ class CellRows:
             below.append(self._bandwidth(metrics.bandwidth))
         if record.samples is not None and record.samples.contended is not None:
             below.append(_contended(record.samples.contended))
+        if launching is not None:
+            below.append(_launching(launching))
         if record.samples is not None and (found := record.samples.back_to_back_shares()):
             below.append(_back_to_back(*found))
         if metrics.limits:
@@ -313,6 +321,17 @@ def _contended(found: Contention) -> list[str]:
         low, high = (percent(each / cost.launch_ns) for each in (cost.low_ns, cost.high_ns))
         by += f" (against windows without: {low} to {high} longer)"
     return [*parts, by]
+
+
+def _launching(found: LaunchingCalls) -> list[str]:
+    """Return how launching calls were timed, and what of them is not the driver's."""
+    parts = [str(found), f"{counted(found.windows, 'window')} of {found.launches} launches"]
+    parts.append(f"alone {milliseconds(found.alone_ns / _NS_PER_MS)}")
+    if found.explained is not None:
+        parts.append(f"{percent(found.explained)} of P99 without the driver, too")
+    if found.clock_ns is not None:
+        parts.append(f"reading the clock takes {found.clock_ns} ns of each")
+    return parts
 
 
 def _ranks(ranks: RanksSummary) -> list[str]:

@@ -20,6 +20,7 @@ from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData, data_in_ut
 from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.data.metrics.latency import LatencySummary
 from pytest_hwqueue.data.metrics.limits import LimitShare
+from pytest_hwqueue.data.metrics.launching import LaunchingCalls
 from pytest_hwqueue.data.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
 from pytest_hwqueue.data.metrics.scaling import Scaling
 from pytest_hwqueue.data.metrics.switching import QueueSwitch
@@ -131,6 +132,11 @@ class Samples(PlainData):
         description="how the judged launches were timed while all streams had work; null where "
         "the judged latency is no launch's",
     )
+    launching: LaunchingCalls | None = Field(
+        None,
+        description="how launching calls were timed while a thread for each stream made them; null "
+        "where the judged latency is none of a call",
+    )
     tag_iterations: int | None = Field(
         None,
         description="iterations whose tagged launches were timed, equally many samples of a tag "
@@ -146,6 +152,8 @@ class Samples(PlainData):
 
     def blocks_of(self, tag: str, primary: Primary) -> int | None:
         """Return how many blocks a tag's samples were taken in: windows, or iterations."""
+        if self.launching is not None:
+            return self.launching.windows
         if self.contended is not None and tag == primary.name:
             return self.contended.windows
         return self.tag_iterations
@@ -153,9 +161,11 @@ class Samples(PlainData):
     def pace(self) -> tuple[int, list[int]]:
         """Return how long so many iterations take, time after time, in ns.
 
-        That is of blocks enqueued without waiting, where they were measured; else of single
-        iterations, from one's end to the next's where they overlap.
+        That is of windows of launching threads, or of blocks enqueued without waiting, where they
+        were measured; else of single iterations, from one's end to the next's where they overlap.
         """
+        if self.launching is not None:
+            return 1, self.launching.rounds_ns()
         if self.back_to_back is not None:
             return self.back_to_back.iterations, self.back_to_back.blocks_ns
         return 1, self.host_ns or self.pace_ns

@@ -37,7 +37,7 @@ SETTING_FIELDS = (
 
 _IDENTITY = (
     *PRECISION, "default_dtype", "reduced_precision", "preload", "tracers", "mps_client",
-    "module_loading",
+    "module_loading", "interpreter_lock",
 )  # fmt: skip
 
 VERSION_FIELDS = (

@@ -21,10 +21,11 @@ class Primary:
         Field(description="of one sample, such as token; pace where iterations are not waited for"),
     ]
     per: Annotated[
-        Literal["iteration", "launch", "request"],
+        Literal["iteration", "launch", "request", "call"],
         Field(
             description="iteration: a whole one; launch: each launch with this tag; request: "
-            "launches of one request, on any streams"
+            "launches of one request, on any streams; call: each launching call of the host, while "
+            "a thread for each stream makes them"
         ),
     ]
 

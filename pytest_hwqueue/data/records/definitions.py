@@ -16,6 +16,7 @@ VERSIONS: Mapping[str, int] = {
     # Version 1 timed launches by events in a synchronised iteration, or one by one under a tracer.
     "launch": 2,
     "request": 1,
+    "call": 1,
     # What is judged beside it.
     "throughput": 1,
     "tags": 1,
@@ -27,7 +28,9 @@ OWN_TEST = 2
 function alone, so tests of several folders or classes could be in one."""
 
 
-def definitions(per: Literal["iteration", "launch", "request"], workload: int) -> dict[str, int]:
+def definitions(
+    per: Literal["iteration", "launch", "request", "call"], workload: int
+) -> dict[str, int]:
     """Return the versions of a cell's figures, by figure.
 
     Args:

@@ -34,6 +34,12 @@ from pytest_hwqueue.engine.cell.contended_pass import (
     ContendedResult,
     contended_pass,
 )
+from pytest_hwqueue.engine.cell.launching_pass import (
+    LaunchingProgram,
+    LaunchingResult,
+    launching_pass,
+    launching_plan,
+)
 from pytest_hwqueue.engine.cell.program import Enqueue, Program, graph
 from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
 from pytest_hwqueue.engine.cell.timeline_pass import (
@@ -76,6 +82,7 @@ class CellPrograms:
         program: one iteration.
         contended: the same for the pass of the judged launches; None if none are.
         references: the workload's, by name.
+        launching: what a thread for each stream launches; None if no call is judged.
 
     """
 
@@ -83,6 +90,7 @@ class CellPrograms:
     program: Program
     contended: ContendedProgram | None
     references: Mapping[str, Reference]
+    launching: LaunchingProgram | None = None
 
 
 def take_samples(
@@ -108,7 +116,7 @@ def take_samples(
     passes: _Passes = {}
     if not traced:
         _measure_references(cell, programs, passes)
-    result, plan, contended = _measure(cell, programs, log, confirm_scheduler)
+    result, plan, contended, launching = _measure(cell, programs, log, confirm_scheduler)
     memory_bytes = {
         kind: size - cell.flush_bytes for kind, size in cell.device.memory_bytes().items()
     }
@@ -151,12 +159,16 @@ def take_samples(
         draft.samples = draft.samples.model_copy(
             update={"tags_ns": tags_ns, "contended": contended.contention}
         )
-        taken, needed = contended.contention.windows, contended.needed_windows
-        if taken < needed:
-            draft.notes.append(
-                f"{taken} of {needed} windows fit into {plan.stop.time_ns / 1e9:.3g} s "
-                "(--hwq-max-time)"
-            )
+        _note_windows(cell, contended.contention.windows, contended.needed_windows)
+    if launching is not None:
+        draft.samples = draft.samples.model_copy(
+            update={
+                "tags_ns": {**draft.samples.tags_ns, **launching.tags_ns(draft.primary.name)},
+                "launching": launching.contention,
+            }
+        )
+        refused |= launching.refused
+        _note_windows(cell, launching.contention.windows, launching.needed_windows)
     draft.declared = DeclaredFigures(
         ratios=[*workload.ratios], overlap=workload.overlap, traffic=workload.traffic()
     )
@@ -168,16 +180,23 @@ def take_samples(
     _note(cell)
 
 
+def _note_windows(cell: OpenCell, taken: int, needed: int) -> None:
+    """Note if time has left fewer windows than were needed."""
+    if taken < needed:
+        fitting = f"fit into {cell.request.plan.stop.time_ns / 1e9:.3g} s (--hwq-max-time)"
+        cell.draft.notes.append(f"{taken} of {needed} windows {fitting}")
+
+
 def _measure(
     cell: OpenCell,
     programs: CellPrograms,
     log: TelemetryLog,
     confirm_scheduler: Callable[[], None],
-) -> tuple[LoopResult, Plan, ContendedResult | None]:
+) -> tuple[LoopResult, Plan, ContendedResult | None, LaunchingResult | None]:
     request, draft = cell.request, cell.draft
     assert draft.warm_up is not None
     plan = replace(request.plan, iteration_ns=draft.warm_up.iteration_ns)
-    if plan.samples is not None and programs.contended is None:
+    if plan.samples is not None and programs.contended is None and programs.launching is None:
         iterations = plan.samples.iterations(
             plan.iterations, plan.iteration_ns, modelled=cell.device.capabilities.virtual_time
         )
@@ -210,6 +229,9 @@ def _measure(
             lambda windows: log.poll(result.iterations + windows),
         )
         taken = contended.contention.windows
+    launching = _launch(cell, programs.launching, plan, log) if programs.launching else None
+    if launching is not None:
+        taken += launching.contention.windows
     confirm_scheduler()
     # What was counted on the device is read when all its work has ended.
     draft.work_per_iteration = request.workload.work_per_iteration()
@@ -217,7 +239,23 @@ def _measure(
     draft.telemetry = log.finish()
     draft.iterations = result.iterations
     draft.stopped = result.stopped
-    return result, plan, contended
+    return result, plan, contended, launching
+
+
+def _launch(
+    cell: OpenCell, program: LaunchingProgram, plan: Plan, log: TelemetryLog
+) -> LaunchingResult:
+    """Time launching calls; where so many iterations were asked for, no more."""
+    cell.stage("launching", 0, plan.iterations)
+    cell.pool.tags = None
+    samples = plan.samples or SamplePlan(plan.iterations * len(program.calls), exact=True)
+    return launching_pass(
+        cell.device,
+        cell.pool,
+        program,
+        launching_plan(samples, plan.stop),
+        lambda windows: log.poll(plan.iterations + windows),
+    )
 
 
 def _contended_plan(plan: Plan, samples: SamplePlan) -> ContendedPlan:
@@ -311,6 +349,9 @@ def _note(cell: OpenCell) -> None:
             if not contended.held
             else f"{contended} while launches were timed: some got no work"
         )
+    elif draft.samples.launching is not None:
+        # Launching is what is measured: that an iteration is bound by it says nothing more.
+        return
     elif request.cell.dispatch == "eager" and not cell.device.capabilities.host:
         bound = bound_by_launching(draft.samples)
         if bound and contended is not None:
@@ -402,6 +443,9 @@ def planned_of(cell: OpenCell) -> int:
     request, warm_up = cell.request, cell.draft.warm_up
     assert warm_up is not None
     replayed = request.cell.dispatch == "graph" and request.plan.sync_mode == "per_iteration"
+    if request.workload.primary.per == "call":
+        # Its throughput is that of threads which launch at once.
+        return 0
     if not replayed or cell.device.capabilities.virtual_time:
         return 0
     if request.passes.only_traced or request.noise is not None or request.plan.flush is not None:

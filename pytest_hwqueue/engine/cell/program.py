@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.parts.devices.launches import TagLog
-from pytest_hwqueue.parts.devices.protocol import Device, Event, Marks, Stream, StreamPool
+from pytest_hwqueue.parts.devices.protocol import Call, Device, Event, Marks, Stream, StreamPool
 
 Enqueue = Callable[[Sequence[Stream]], None]
 
@@ -222,6 +223,43 @@ def marked_graphs(pool: StreamPool, enqueue: Enqueue, marks: Marks) -> Program:
     pool.tags = None
     replays = _capture_streams(pool, tape, apart=True, marks=marks)
     return Program(_replaying(replays, tags=True), None)
+
+
+def calls_by_stream(pool: StreamPool, enqueue: Enqueue, *, replayed: bool) -> list[Call]:
+    """Return for each stream a call that launches its part of an iteration, with it current.
+
+    Args:
+        pool: the streams.
+        enqueue: one iteration, which has run before if it is to be captured, and in which no stream
+            waits for another.
+        replayed: whether the parts are captured, a graph for each stream.
+
+    """
+    tape = _tape_of(pool.streams, enqueue)
+    calls: dict[int, Call]
+    if replayed:
+        pool.synchronize()
+        pool.tags = None
+        calls = {index: run for index, run, _ in _capture_streams(pool, tape, apart=False)}
+    else:
+        parts: dict[int, list[Call]] = {}
+        for step in tape:
+            if isinstance(step, _Launch):
+                call = partial(step.function, *step.arguments)
+                parts.setdefault(step.stream, []).append(call)
+        calls = {index: _in_turn(part) for index, part in parts.items()}
+    return [calls[stream.index] for stream in pool.streams]
+
+
+def _in_turn(calls: Sequence[Call]) -> Call:
+    if len(calls) == 1:
+        return calls[0]
+
+    def call() -> None:
+        for each in calls:
+            each()
+
+    return call
 
 
 def _replaying(replays: Sequence[_Replay], *, tags: bool) -> Enqueue:

@@ -28,6 +28,7 @@ from pytest_hwqueue.engine.cell.contended_pass import (
     contended_program,
 )
 from pytest_hwqueue.engine.cell.limits_pass import take_limits
+from pytest_hwqueue.engine.cell.launching_pass import LaunchingProgram, launching_program
 from pytest_hwqueue.engine.cell.measured_pass import CellPrograms, Reference, take_samples
 from pytest_hwqueue.engine.cell.planted_fault import (
     CellFault,
@@ -68,6 +69,9 @@ from pytest_hwqueue.parts.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from pytest_hwqueue.parts.devices.cache import CachedDevice
+
+# What is judged of launches with a tag, which events time.
+_OF_TAGS = ("launch", "request")
 
 LEAST_ITERATIONS = 50
 """Intervals are formed over iterations, and throughput needs as many for one."""
@@ -191,7 +195,10 @@ class CellRunner:
             elif asked is not None:
                 samples = asked.least
                 others = {*workload.tags} - {workload.primary.name}
-                if judged is None:
+                if workload.primary.per == "call":
+                    # Calls are timed in a pass of their own: iterations tell of one thread's pace.
+                    iterations = LEAST_ITERATIONS
+                elif judged is None:
                     iterations = planned_iterations(workload, pool.streams, samples)
                 elif request.passes.lean or not others:
                     # Single launches are judged in a pass of their own: these tell of the pace.
@@ -297,7 +304,7 @@ def _with_fault(
     # Beyond the hardware connections tags are timed under a tracer, after which launching takes
     # longer: there whole iterations are weighed.
     disturbed = events_disturb(device, request.cell.streams)
-    tagged = cell.draft.primary.per != "iteration" and judged is None and disturbed is None
+    tagged = cell.draft.primary.per in _OF_TAGS and judged is None and disturbed is None
 
     def judged_with(strength: float) -> list[int]:
         iterate = slowed(strength).iteration(workload)
@@ -366,7 +373,20 @@ def _programs(cell: OpenCell, iteration: Enqueue, judged: JudgedLaunches | None)
     # Where only the judged launches matter, no other pass times any.
     tagged = bool(workload.tags) and not (judged and request.passes.lean)
     program = _program(cell, iteration, tagged)
-    return CellPrograms(iteration, program, _contended(cell, iteration, judged), references)
+    contended = _contended(cell, iteration, judged)
+    return CellPrograms(iteration, program, contended, references, _launching(cell, iteration))
+
+
+def _launching(cell: OpenCell, enqueue: Enqueue) -> LaunchingProgram | None:
+    """Return what a thread for each stream launches; None where no call is judged."""
+    request = cell.request
+    if request.workload.primary.per != "call" or request.passes.only_traced:
+        return None
+    if request.plan.sync_mode != "per_iteration":
+        return None
+    replayed = request.cell.dispatch != "eager"
+    _load(cell, enqueue)
+    return launching_program(cell.device, cell.pool, enqueue, replayed=replayed)
 
 
 def _contended(
@@ -427,6 +447,8 @@ def samples_per_iteration(workload: Workload, streams: Sequence[Stream]) -> int:
     primary = workload.primary
     if primary.per == "iteration":
         return 1
+    if primary.per == "call":
+        return len(taped(streams, workload.iterate).launches)
     tags = [split_tag(tag) for tag in taped(streams, workload.iterate).tags]
     if primary.per == "launch":
         count = sum(name == primary.name for name, _ in tags)

@@ -6,14 +6,16 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.contention import HeldWindow
+from pytest_hwqueue.data.metrics.launching import LaunchingWindow
 from pytest_hwqueue.data.metrics.timeline import Timeline
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.kinds import KINDS, DeviceKind
@@ -38,7 +40,13 @@ from pytest_hwqueue.parts.devices.held import (
 )
 from pytest_hwqueue.parts.devices.kinds import Runtime
 from pytest_hwqueue.parts.devices.launches import NAMED_RANGES, LaunchTrace, TagLog
-from pytest_hwqueue.parts.devices.protocol import Event, Marks
+from pytest_hwqueue.parts.devices.launching import (
+    BusyCall,
+    LaunchingThreads,
+    ThreadsStream,
+    clock_reading_ns,
+)
+from pytest_hwqueue.parts.devices.protocol import Call, Event, Marks
 from pytest_hwqueue.parts.devices.spins import FillingSpin, OneBlockSpin
 from pytest_hwqueue.parts.devices.telemetry import TelemetryReader, Unavailable, open_reader
 
@@ -138,11 +146,13 @@ class AcceleratorPool:
         self.trace: LaunchTrace | None = None
         self.held: MarkedWindow | StampingCapture | None = None
         self._stamps: Stamps | None = None
+        self._launching: LaunchingThreads | None = None
         # Indices of the streams that got work since all were last idle.
         self.busy: set[int] = set()
         self.device = device
         self._runtime = runtime
         self._idle = idle
+        self._inference = not gradients
         self._gradients = torch.inference_mode(not gradients)
         self._joined = [torch.cuda.Event() for _ in kinds]
         self._kinds = kinds
@@ -256,6 +266,28 @@ class AcceleratorPool:
         """Release the work of all streams at once; return when each launch was done."""
         return held_window(self, self._own_stamps(), enqueue, marks, hold=hold)
 
+    def launching_window(
+        self, calls: Sequence[Call], launches: int, most_held: int
+    ) -> LaunchingWindow:
+        """Launch from a thread for each stream at once, and time each call."""
+        if self._launching is None:
+            self._launching = LaunchingThreads(
+                [
+                    ThreadsStream(partial(self._current_in_thread, each), each.synchronize)
+                    for each in self.streams
+                ]
+            )
+        # Not `launch`, whose own work would be in each call's time.
+        self.busy.update(range(len(calls)))
+        return self._launching.window(calls, launches, most_held)
+
+    @contextmanager
+    def _current_in_thread(self, stream: AcceleratorStream) -> Iterator[None]:
+        """Make a stream current in the calling thread, in the pool's mode of gradients."""
+        with torch.inference_mode(self._inference):
+            torch.cuda.set_stream(stream.stream)
+            yield
+
     def _own_stamps(self) -> Stamps:
         if self._stamps is None:
             with torch.inference_mode(False):
@@ -274,6 +306,8 @@ class AcceleratorPool:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
+        if self._launching is not None:
+            self._launching.close()
         # A current stream makes its device current, too.
         torch.cuda.set_stream(self._stream_before)
         torch.cuda.set_device(self._device_before)
@@ -485,6 +519,9 @@ class Accelerator:
         if kind not in self._spins:
             self._spins[kind] = kind(torch.device("cuda", self.index))
         return self._spins[kind].kernel_of(duration_ns)
+
+    call_of = staticmethod(BusyCall.lasting)
+    clock_reading_ns = staticmethod(clock_reading_ns)
 
     def memory_bytes(self) -> dict[str, int]:
         """Return the allocator's peak, its current use and reserve, and the device's total use."""

@@ -54,6 +54,9 @@ def identity(kind: DeviceKind, index: int) -> Readers:
         "preload": lambda: ", ".join(preloads().loaded) or "none",
         "tracers": lambda: ", ".join(tracers()) or NOT_WATCHED,
     }
+    if not interpreter_locked():
+        # Where there is a lock, as nearly everywhere, nothing is said: stored runs stay comparable.
+        readers["interpreter_lock"] = lambda: "none"
     if kind != "cpu":
         place = _place(kind, index)
         readers["fp32_product_if_tf32_allowed"] = lambda: tf32_product_precision(place)
@@ -63,6 +66,15 @@ def identity(kind: DeviceKind, index: int) -> Readers:
         readers["mps_client"] = lambda: mps_client(index)
         readers["module_loading"] = module_loading
     return readers
+
+
+def interpreter_locked() -> bool:
+    """Whether threads of this Python take turns: true before 3.13, and without a free-threaded one.
+
+    A free-threaded Python may have switched its lock on again, for an extension that needs it.
+    """
+    ask = getattr(sys, "_is_gil_enabled", None)
+    return ask is None or bool(ask())
 
 
 def settings(kind: DeviceKind) -> Readers:

@@ -12,8 +12,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,12 +23,19 @@ import torch
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.contention import HeldWindow, window_of
+from pytest_hwqueue.data.metrics.launching import LaunchingWindow
 from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.kinds import KINDS, DeviceKind
 from pytest_hwqueue.parts.devices.fingerprint import cpu_model, fingerprint
 from pytest_hwqueue.parts.devices.launches import LaunchTrace, TagLog, write_trace
-from pytest_hwqueue.parts.devices.protocol import Event, Marks
+from pytest_hwqueue.parts.devices.launching import (
+    BusyCall,
+    LaunchingThreads,
+    ThreadsStream,
+    clock_reading_ns,
+)
+from pytest_hwqueue.parts.devices.protocol import Call, Event, Marks
 from pytest_hwqueue.parts.devices.telemetry import HostReader
 
 _clock_ns = time.perf_counter_ns
@@ -116,6 +124,9 @@ class HostDevice:
         if duration_ns not in self._kernels:
             self._kernels[duration_ns] = _busy_core(duration_ns)
         return self._kernels[duration_ns]
+
+    call_of = staticmethod(BusyCall.lasting)
+    clock_reading_ns = staticmethod(clock_reading_ns)
 
     def memory_bytes(self) -> dict[str, int]:
         """Return this process's resident memory, now and at its peak since `reset_memory`."""
@@ -399,6 +410,7 @@ class HostPool:
         self.trace: LaunchTrace | None = None
         # Indices of the streams that got work and have not been found idle since.
         self.busy: set[int] = set()
+        self._launching: LaunchingThreads | None = None
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         self.streams = tuple(
@@ -488,6 +500,21 @@ class HostPool:
         opened_ns = _clock_ns()
         return window_of(self.timeline(enqueue), opened_ns)
 
+    def launching_window(
+        self, calls: Sequence[Call], launches: int, most_held: int
+    ) -> LaunchingWindow:
+        """Launch from a thread for each stream at once, and time each call."""
+        if self._launching is None:
+            self._launching = LaunchingThreads(
+                [ThreadsStream(nullcontext, stream.synchronize) for stream in self.streams]
+            )
+        onto = [
+            # What launches nothing is called by the thread itself.
+            call if isinstance(call, BusyCall) else partial(stream.launch, call)
+            for stream, call in zip(self.streams, calls, strict=False)
+        ]
+        return self._launching.window(onto, launches, most_held)
+
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as Chrome trace events, a track per stream."""
         write_trace(self.held_timeline(enqueue), path)
@@ -501,6 +528,8 @@ class HostPool:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
+        if self._launching is not None:
+            self._launching.close()
         for stream in self.streams:
             stream.stop()
         torch.set_num_threads(self._threads_before)

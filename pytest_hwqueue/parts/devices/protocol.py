@@ -11,12 +11,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_hwqueue.data.metrics.contention import HeldWindow
+    from pytest_hwqueue.data.metrics.launching import LaunchingWindow
     from pytest_hwqueue.data.metrics.timeline import Timeline
     from pytest_hwqueue.data.records.fingerprint import Fingerprint
     from pytest_hwqueue.data.records.kinds import Capabilities
     from pytest_hwqueue.parts.devices.launches import LaunchTrace, TagLog
     from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
     from pytest_hwqueue.parts.devices.telemetry import TelemetryReader, Unavailable
+
+
+Call = Callable[[], object]
+"""A call that a thread of the host makes: a launch on its stream, or another."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,22 @@ class StreamPool(Protocol):
 
         """
 
+    def launching_window(
+        self, calls: Sequence[Call], launches: int, most_held: int
+    ) -> LaunchingWindow:
+        """Have threads of the host launch at once, and time each of their calls.
+
+        Each has one of the first streams, which is current in it, and begins once all are awake.
+
+        Args:
+            calls: one for each thread, made again and again: `capture`'s replay, a function that
+                enqueues on the current stream, or one of `Device.call_of`.
+            launches: calls of all threads together.
+            most_held: calls of one thread after which it waits for its stream, untimed, so that no
+                launch queue is ever full.
+
+        """
+
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as a trace that Perfetto reads."""
 
@@ -267,6 +288,12 @@ class Device(Protocol):
             DeviceError: if none can be made that occupies all of this device.
 
         """
+
+    def call_of(self, duration_ns: int) -> Call:
+        """Return a call of the host that takes about so long, and neither launches nor waits."""
+
+    def clock_reading_ns(self) -> int | None:
+        """Return what two readings of `clock_ns` add to what is between them; None if nothing."""
 
     def memory_bytes(self) -> dict[str, int]:
         """Return memory in use by kind, as far as the device tells (peak since `reset_memory`)."""

@@ -52,7 +52,10 @@ class PrimaryLatency(Primary):
     - ``launch``: each launch tagged with ``name``, from ready to done;
     - ``request``: all launches of an iteration whose tags end in the same ``#REQUEST``, such as
       ``embed#3`` and ``generate#3``, from the first one's ready to the last one's done, over any
-      streams.
+      streams;
+    - ``call``: each launching call, as the thread of the host sees it that makes it, while a thread
+      for each stream launches the stream's part of an iteration again and again. No stream may wait
+      for another.
 
     Attributes:
         name: of one sample, as a standard term such as ``token``; a tag's name in records.

@@ -75,6 +75,15 @@ CASES: dict[str, Case] = {
         formats=(),
         whole=False,
     ),
+    "launch_contention": Case(
+        lambda w: list(w.outputs),
+        {"elements": 16},
+        lambda streams: {},
+        lambda streams: {"launches": 1.0 * streams},
+        lambda streams: streams,
+        formats=(),
+        whole=False,
+    ),
     "large_gemm_only": Case(
         lambda w: [product.out for product in w.products],
         {"mm_dim": 24},

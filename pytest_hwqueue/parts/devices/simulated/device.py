@@ -17,7 +17,7 @@ from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.kinds import KINDS
 from pytest_hwqueue.data.records.telemetry import TelemetrySample
 from pytest_hwqueue.parts.devices.compute_units import Partition
-from pytest_hwqueue.parts.devices.protocol import Event
+from pytest_hwqueue.parts.devices.protocol import Call, Event
 from pytest_hwqueue.parts.devices.simulated.costs import (
     Costs,
     EnqueuedWork,
@@ -28,6 +28,7 @@ from pytest_hwqueue.parts.devices.simulated.costs import (
     simulated_event,
     torch_kernels,
 )
+from pytest_hwqueue.parts.devices.simulated.launching import ModelledCall
 from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.parts.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.parts.devices.simulated.profile import BUILT_IN, load_profile
@@ -188,7 +189,11 @@ class SimulatedDevice:
         changes a figure: neither the machine nor torch's version as such.
         """
         # The clock is only read, and what is known to be off only told: no figure depends on them.
-        contents = self.profile.model_dump_json(exclude={"sm_clock_mhz", "not_calibrated"})
+        excluded = {"sm_clock_mhz", "not_calibrated"}
+        if self.profile.launch_locks is None:
+            # So that profiles without any stay comparable with what was stored before there were.
+            excluded.add("launch_locks")
+        contents = self.profile.model_dump_json(exclude=excluded)
         fingerprint = Fingerprint(
             hard={
                 "device_kind": self.kind,
@@ -277,6 +282,13 @@ class SimulatedDevice:
         slots = cut.multiprocessors.value * cut.block_slots_per_multiprocessor.value
         blocks = slots if filling else 1
         return EnqueuedWork(self.costs, KernelWork(max(1, duration_ns), blocks, name="spin"), {})
+
+    def call_of(self, duration_ns: int) -> Call:
+        """Return a call of a host's thread that takes no lock of the driver."""
+        return ModelledCall(duration_ns, 0)
+
+    def clock_reading_ns(self) -> None:
+        """Return None: reading the virtual clock takes no time."""
 
     def memory_bytes(self) -> dict[str, int]:
         """Return nothing: memory is not modelled."""

@@ -9,20 +9,26 @@ import torch
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.contention import HeldWindow, window_of
+from pytest_hwqueue.data.metrics.launching import LaunchingWindow
 from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.parts.devices.compute_units import GroupEvidence, Partition
 from pytest_hwqueue.parts.devices.launches import LaunchTrace, TagLog, write_trace
-from pytest_hwqueue.parts.devices.protocol import Event, Marks
+from pytest_hwqueue.parts.devices.protocol import Call, Event, Marks
 from pytest_hwqueue.parts.devices.simulated.costs import (
-    CopyWork,
     EnqueuedWork,
     GraphWork,
+    KernelWork,
     Point,
     SimulatedEvent,
     Work,
     simulated_event,
 )
 from pytest_hwqueue.parts.devices.simulated.engine import Engine
+from pytest_hwqueue.parts.devices.simulated.launching import (
+    ModelledCall,
+    made_calls,
+    window_of_calls,
+)
 from pytest_hwqueue.parts.devices.simulated.repeats import Capture, Repeats
 
 if TYPE_CHECKING:
@@ -206,6 +212,41 @@ class SimulatedPool:
         opened_ns = self.device.clock.now_ns
         return window_of(self.timeline(enqueue), opened_ns)
 
+    def launching_window(
+        self, calls: Sequence[Call], launches: int, most_held: int
+    ) -> LaunchingWindow:
+        """Launch from a thread for each stream at once; locks and what holds them are modelled.
+
+        Raises:
+            DeviceError: if a thread were to wait for its stream, which is not modelled.
+
+        """
+        if launches > most_held * len(calls):
+            raise DeviceError("waits of launching threads are not modelled: launch less at once")
+        clock, locks, costs = self.device.clock, self.device.profile.locks(), self.device.costs
+        works = [() if isinstance(call, ModelledCall) else costs.of(call, ()) for call in calls]
+        asked = calls[0]
+        if not isinstance(asked, ModelledCall):
+            asked = ModelledCall(0, locks.driver_ns or sum(map(self._native_ns, works[0])))
+        made = made_calls(asked, len(calls), launches, locks.interpreter_ns, clock.now_ns)
+        self.repeats.leave()
+        self.busy.update(range(len(calls)))
+        factor = self.device.kernel_factor(self._run)
+        for each in made:
+            for work in works[each.thread]:
+                at_ns = each.launched_ns
+                self.engine.submit(each.thread, work.slowed(factor), at_ns)
+        clock.reach(max(each.returned_ns for each in made))
+        return window_of_calls(made, len(calls))
+
+    def _native_ns(self, work: Work) -> int:
+        """Return how long the driver's call for a launch takes a thread."""
+        host = self.device.profile.host
+        if isinstance(work, GraphWork):
+            return host.graph_launch_ns.value + len(work.nodes) * host.graph_node_launch_ns.value
+        within = isinstance(work, KernelWork) and work.within
+        return 0 if within else host.kernel_launch_ns.value
+
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as Chrome trace events, a track per stream, labelled simulated."""
         write_trace(
@@ -233,11 +274,7 @@ class SimulatedPool:
         clock, host = self.device.clock, self.device.profile.host
         clock.advance(host.launch_call_ns.value)
         for work in works:
-            if isinstance(work, GraphWork):
-                nodes_ns = len(work.nodes) * host.graph_node_launch_ns.value
-                clock.advance(host.graph_launch_ns.value + nodes_ns)
-            elif isinstance(work, CopyWork) or not work.within:
-                clock.advance(host.kernel_launch_ns.value)
+            clock.advance(self._native_ns(work))
             self._wait_for_room(stream)
             noisy = work.slowed(self.device.kernel_factor(self._run))
             self.engine.submit(stream, noisy, clock.now_ns, label=label, points=points)

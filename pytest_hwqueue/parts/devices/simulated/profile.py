@@ -79,6 +79,20 @@ class RequestHost:
     handover_ns: int = 0
 
 
+@dataclass(frozen=True)
+class HeldLocks:
+    """For how long launching threads hold locks, in ns.
+
+    Attributes:
+        driver_ns: the driver's, in a launching call; None for all of it.
+        interpreter_ns: the interpreter's, between two calls.
+
+    """
+
+    driver_ns: int | None = None
+    interpreter_ns: int = 0
+
+
 BUILT_IN = ("h200", "mi300x")
 
 _Value = TypeVar("_Value")
@@ -148,6 +162,17 @@ class Host(_Section):
     lock_handover_ns: ProfileFigure[_Time]
 
 
+class LaunchLocks(_Section):
+    """Locks that threads which launch at once take in turn, planted; times in ns.
+
+    ``driver_ns`` is how long each launching call holds the driver's, ``interpreter_ns`` how long a
+    thread holds the interpreter's between two calls.
+    """
+
+    driver_ns: ProfileFigure[_Count]
+    interpreter_ns: ProfileFigure[_Time]
+
+
 class Dispatch(_Section):
     """How the device gets from a queue's head to a running kernel; times in ns."""
 
@@ -214,6 +239,9 @@ class Profile(_Section):
     sharing: Sharing
     priorities: Priorities
     copy_engines: tuple[CopyEngine, ...] = Field(min_length=1)
+    # Without any the driver has one lock, held for all of a launching call, and the interpreter
+    # none.
+    launch_locks: LaunchLocks | None = None
     # What telemetry reads; rates and times above hold at this clock.
     sm_clock_mhz: ProfileFigure[_Positive] | None = None
     # Workloads whose P99 is off by more than twofold: simulated over measured.
@@ -265,6 +293,12 @@ class Profile(_Section):
             spread=host.request_spread.value,
             handover_ns=host.lock_handover_ns.value,
         )
+
+    def locks(self) -> HeldLocks:
+        """What the model of launching threads needs to know."""
+        if self.launch_locks is None:
+            return HeldLocks()
+        return HeldLocks(self.launch_locks.driver_ns.value, self.launch_locks.interpreter_ns.value)
 
     @property
     def connections_setting(self) -> Connections:
