@@ -129,7 +129,7 @@ class CellRows:
             head.below.append(status_of(record))
         elif metrics.judged is None and launching is not None:
             head.style = "yellow"
-            head.below.append(launching.interpreter)
+            head.below.append(launching.refused)
         elif metrics.judged is None:
             head.style = "red"
             head.below.append("no latency was recorded")

@@ -1,28 +1,30 @@
-"""The pass that times launching calls while a thread for each stream makes them.
+"""The pass that times launching calls while a launcher for each stream makes them.
 
-The measured loop launches from one thread, stream by stream. Here each stream has a thread of its
-own; in a window all of them launch at once. Behind each window comes one of the control, whose
-calls ask nothing of the driver, so that what drifts falls on both. Few launches are ever in flight:
-in a full launch queue a call would wait for the device.
+The measured loop launches from one thread, stream by stream. Here each stream has a launcher of its
+own, a thread of this process or of one of several; in a window all of them launch at once. Behind
+each window comes one of the control, whose calls ask nothing of the driver, so that what drifts
+falls on both. Few launches are ever in flight: in a full launch queue a call would wait for the
+device.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
+from typing import Any, Protocol
 
 from pytest_hwqueue.data.metrics.latency import LEAST_ITERATIONS
 from pytest_hwqueue.data.metrics.launching import (
     CONTROL,
-    INTERPRETER,
+    LaunchedBy,
     LaunchingCalls,
     LaunchingWindow,
     explained,
     inside,
-    interpreters,
+    not_the_drivers,
 )
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
 from pytest_hwqueue.engine.cell.program import Enqueue, calls_by_stream
@@ -32,28 +34,58 @@ from pytest_hwqueue.parts.devices.conditions import interpreter_locked
 from pytest_hwqueue.parts.devices.protocol import Call, Device, StreamPool
 from pytest_hwqueue.parts.workloads.workload import HELD_KERNELS
 
-# Of a thread in a window, in the mean: it takes many turns for all threads to have had one.
-_OF_A_THREAD = 100
+# Of a launcher in a window, in the mean: it takes many turns for all threads to have had one, and
+# processes begin some 100 µs apart.
+_OF_EACH: Mapping[LaunchedBy, int] = {"threads": 100, "processes": HELD_KERNELS}
 # Of a model, whose threads are awake at once, and whose windows are alike.
 _OF_A_MODELLED_THREAD = 10
 # Kept of a window. More would tell little of windows that differ, and records hold all of them.
 _MOST_KEPT = 400
-# From one thread, to know what a call takes without others.
+# From one launcher, to know what a call takes without others.
 _ALONE = 500
 
 
 @dataclass(frozen=True)
+class LaunchingTask:
+    """What each process launches, and where.
+
+    Attributes:
+        device: its label.
+        workload: name of the workload, which gets one stream.
+        parameters: all of its parameters, by name.
+        seed: of its inputs.
+        scheduler: the mode, which each process proves.
+        replayed: whether a launch is the replay of a graph.
+
+    """
+
+    device: str
+    workload: str
+    parameters: dict[str, Any]
+    seed: int
+    scheduler: str
+    replayed: bool
+
+
+@dataclass(frozen=True)
 class LaunchingProgram:
-    """What is launched.
+    """What is launched, and by whom.
 
     Attributes:
         calls: one for each stream, which launches its part of an iteration.
         native: whether a call gives the interpreter's lock away while it launches.
+        task: of processes, which launch in place of this one's threads; None for threads.
 
     """
 
     calls: Sequence[Call]
     native: bool
+    task: LaunchingTask | None = None
+
+    @property
+    def by(self) -> LaunchedBy:
+        """Who launches."""
+        return "threads" if self.task is None else "processes"
 
 
 @dataclass(frozen=True)
@@ -89,14 +121,13 @@ class LaunchingResult:
 
     def tags_ns(self, primary: str) -> dict[str, list[int]]:
         """Return the latencies by tag: ``primary`` has those of the driver, if they are its."""
-        name = INTERPRETER if self.contention.interpreter else primary
-        found = {name: self.launches_ns, CONTROL: self.control_ns}
+        found = {self.contention.tag(primary): self.launches_ns, CONTROL: self.control_ns}
         return {tag: values for tag, values in found.items() if values}
 
     @property
     def refused(self) -> dict[str, str]:
         """Why figures are missing, by name."""
-        reason = self.contention.interpreter
+        reason = self.contention.refused
         return dict.fromkeys(("latency", "throughput"), reason) if reason else {}
 
 
@@ -116,45 +147,80 @@ def launching_program(
     return LaunchingProgram(calls, native=replayed and not device.capabilities.host)
 
 
+class Launchers(Protocol):
+    """Who launch at once, each on a stream of its own."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def window(self, launchers: int, launches: int, control_ns: int) -> LaunchingWindow:
+        """Have some of them launch at once, and return once the device is idle.
+
+        Args:
+            launchers: the first so many.
+            launches: of all of them together.
+            control_ns: how long a call of the control takes alone; 0 to launch.
+
+        """
+
+
+class LaunchingOfThreads:
+    """Launchers that are threads of this process."""
+
+    def __init__(self, device: Device, pool: StreamPool, calls: Sequence[Call]) -> None:
+        self.count = len(calls)
+        self.most_held = max(1, HELD_KERNELS // len(calls))
+        self._device, self._pool, self._calls = device, pool, calls
+        self._controls: dict[int, Call] = {}
+
+    def window(self, launchers: int, launches: int, control_ns: int) -> LaunchingWindow:
+        """Have the first so many threads launch at once, or make calls of the control."""
+        calls = self._calls[:launchers]
+        if control_ns:
+            if control_ns not in self._controls:
+                self._controls[control_ns] = self._device.call_of(control_ns)
+            calls = [self._controls[control_ns]] * launchers
+        taken = self._pool.launching_window(calls, launches, self.most_held)
+        self._pool.synchronize()
+        return taken
+
+
 def launching_pass(
     device: Device,
-    pool: StreamPool,
+    launchers: Launchers,
     program: LaunchingProgram,
     plan: LaunchingPlan,
     pause: Callable[[int], object] = lambda windows: None,
 ) -> LaunchingResult:
-    """Time launching calls that a thread for each stream makes, and the control's calls.
+    """Time launching calls that launchers make at once, and the control's calls.
 
     Args:
         device: to measure.
-        pool: its streams.
-        program: what is launched.
+        launchers: who launch.
+        program: what is launched, and by whom.
         plan: how much is measured.
         pause: called between windows, with the number taken.
 
     """
-    calls, clock_ns = program.calls, device.clock_ns
+    count, clock_ns = launchers.count, device.clock_ns
     modelled = device.capabilities.virtual_time
-    most_held = max(1, HELD_KERNELS // len(calls))
-    of_a_thread = min(_OF_A_MODELLED_THREAD, most_held) if modelled else _OF_A_THREAD
-    launches = of_a_thread * len(calls)
+    # A launch queue belongs to a process.
+    most_held = max(1, HELD_KERNELS // (1 if program.by == "processes" else count))
+    of_each = min(_OF_A_MODELLED_THREAD, most_held) if modelled else _OF_EACH[program.by]
+    launches = of_each * count
 
-    def window(calls: Sequence[Call], launches: int) -> LaunchingWindow:
-        taken = pool.launching_window(calls, launches, most_held)
-        pool.synchronize()
-        return taken
-
-    def alone_ns(call: Call) -> int:
-        return round(median(window([call], min(_ALONE, most_held)).latencies()))
+    def alone_ns(control_ns: int) -> int:
+        alone = launchers.window(1, most_held if modelled else _ALONE, control_ns)
+        return round(median(alone.latencies()))
 
     with garbage_collection_held():
-        launch_alone_ns = alone_ns(calls[0])
-        control = [device.call_of(launch_alone_ns)] * len(calls)
-        control_alone_ns = alone_ns(control[0])
+        launch_alone_ns = alone_ns(0)
+        control_alone_ns = alone_ns(launch_alone_ns)
         began_ns = clock_ns()
-        # No samples: the threads have not all run before.
-        first = window(calls, launches)
-        window(control, launches)
+        # No samples: the launchers have not all run before.
+        first = launchers.window(count, launches, 0)
+        launchers.window(count, launches, launch_alone_ns)
         both_ns = max(1, clock_ns() - began_ns)
         # The rate needs so many, too.
         needed = max(
@@ -165,15 +231,16 @@ def launching_pass(
         controls: list[LaunchingWindow] = []
         stopping = plan.stop.begin(device)
         for number in range(min(needed, plan.stop.fitting(both_ns))):
-            taken.append(window(calls, launches))
-            controls.append(window(control, launches))
+            taken.append(launchers.window(count, launches, 0))
+            controls.append(launchers.window(count, launches, launch_alone_ns))
             if stopping.simulated_too_long() or stopping.time_is_up(clock_ns()):
                 break
             pause(number + 1)
     launches_ns, control_ns = _kept(taken), _kept(controls)
     share = explained(launches_ns, control_ns, control_alone_ns)
     contention = LaunchingCalls(
-        threads=len(calls),
+        launchers=count,
+        by=program.by,
         windows=len(taken),
         launches=launches,
         most_held=most_held,
@@ -183,7 +250,9 @@ def launching_pass(
         alone_ns=launch_alone_ns,
         control_ns=control_alone_ns,
         explained=share,
-        interpreter=interpreters(share, native=program.native, locked=interpreter_locked()),
+        refused=not_the_drivers(
+            share, program.by, native=program.native, locked=interpreter_locked()
+        ),
     )
     return LaunchingResult(launches_ns, control_ns, contention, needed)
 

@@ -35,11 +35,14 @@ from pytest_hwqueue.engine.cell.contended_pass import (
     contended_pass,
 )
 from pytest_hwqueue.engine.cell.launching_pass import (
+    Launchers,
+    LaunchingOfThreads,
     LaunchingProgram,
     LaunchingResult,
     launching_pass,
     launching_plan,
 )
+from pytest_hwqueue.engine.cell.launching_processes import LaunchingProcesses
 from pytest_hwqueue.engine.cell.program import Enqueue, Program, graph
 from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
 from pytest_hwqueue.engine.cell.timeline_pass import (
@@ -249,13 +252,18 @@ def _launch(
     cell.stage("launching", 0, plan.iterations)
     cell.pool.tags = None
     samples = plan.samples or SamplePlan(plan.iterations * len(program.calls), exact=True)
-    return launching_pass(
-        cell.device,
-        cell.pool,
-        program,
-        launching_plan(samples, plan.stop),
-        lambda windows: log.poll(plan.iterations + windows),
-    )
+    launching, device = launching_plan(samples, plan.stop), cell.device
+
+    def launched(launchers: Launchers) -> LaunchingResult:
+        return launching_pass(
+            device, launchers, program, launching,
+            lambda windows: log.poll(plan.iterations + windows),
+        )  # fmt: skip
+
+    if program.task is None:
+        return launched(LaunchingOfThreads(device, cell.pool, program.calls))
+    with LaunchingProcesses(program.task, len(program.calls)) as processes:
+        return launched(processes)
 
 
 def _contended_plan(plan: Plan, samples: SamplePlan) -> ContendedPlan:

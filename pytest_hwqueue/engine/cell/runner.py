@@ -29,6 +29,11 @@ from pytest_hwqueue.engine.cell.contended_pass import (
 )
 from pytest_hwqueue.engine.cell.limits_pass import take_limits
 from pytest_hwqueue.engine.cell.launching_pass import LaunchingProgram, launching_program
+from pytest_hwqueue.engine.cell.launching_pass import (
+    LaunchingProgram,
+    LaunchingTask,
+    launching_program,
+)
 from pytest_hwqueue.engine.cell.measured_pass import CellPrograms, Reference, take_samples
 from pytest_hwqueue.engine.cell.planted_fault import (
     CellFault,
@@ -386,7 +391,14 @@ def _launching(cell: OpenCell, enqueue: Enqueue) -> LaunchingProgram | None:
         return None
     replayed = request.cell.dispatch != "eager"
     _load(cell, enqueue)
-    return launching_program(cell.device, cell.pool, enqueue, replayed=replayed)
+    program = launching_program(cell.device, cell.pool, enqueue, replayed=replayed)
+    if request.workload.launched_by == "threads":
+        return program
+    asked = request.cell
+    task = LaunchingTask(
+        asked.device, asked.name, asked.parameters, request.seed, asked.scheduler, replayed
+    )
+    return replace(program, task=task)
 
 
 def _contended(

@@ -253,8 +253,8 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
     definition, judged_ns = _definition(record), record.judged_ns()
     if not judged_ns:
         launching = record.samples.launching
-        if launching is not None and launching.interpreter:
-            raise RecordError(f"{where}: {launching.interpreter}")
+        if launching is not None and launching.refused:
+            raise RecordError(f"{where}: {launching.refused}")
         raise RecordError(f"{where}: the record has no latency samples; measure it again")
     with translated(RecordError, where, ValueError, remedy="measure it again"):
         run = _run(record, judged_ns, session)

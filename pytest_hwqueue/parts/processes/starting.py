@@ -27,7 +27,11 @@ from pytest_hwqueue.parts.processes.fork_loop import LATE
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
 from pytest_hwqueue.parts.processes.scratch import SCRATCH, new_scratch
 
-Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.engine.tenants.tenant"]
+Main = Literal[
+    "pytest_hwqueue.plugin.worker.process",
+    "pytest_hwqueue.engine.tenants.tenant",
+    "pytest_hwqueue.engine.cell.launching_processes",
+]
 
 # Variables of the session that would change what a process does that it starts.
 _NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ge
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from pytest_hwqueue.data.errors import BadInput, reason_of
+from pytest_hwqueue.data.metrics.launching import LaunchedBy
 from pytest_hwqueue.data.records.declared import LatencyRatio, Primary, Traffic
 from pytest_hwqueue.data.records.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.parts.devices.protocol import Device, Stream
@@ -54,8 +55,8 @@ class PrimaryLatency(Primary):
       ``embed#3`` and ``generate#3``, from the first one's ready to the last one's done, over any
       streams;
     - ``call``: each launching call, as the thread of the host sees it that makes it, while a thread
-      for each stream launches the stream's part of an iteration again and again. No stream may wait
-      for another.
+      for each stream, or a process (`Workload.launched_by`), launches the stream's part of an
+      iteration again and again. No stream may wait for another.
 
     Attributes:
         name: of one sample, as a standard term such as ``token``; a tag's name in records.
@@ -158,6 +159,8 @@ class Workload(ABC):
     # References that do an iteration's computation and its communication alone: what the iteration
     # hides of the shorter one is a result.
     overlap: tuple[str, str] | None = None
+    # Where launching calls are judged: who makes them, a thread for each stream, or a process.
+    launched_by: LaunchedBy = "threads"
     # Decisions that data would make, drawn from the seed where a device has no values.
     decisions_drawn: tuple[str, ...] = ()
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.metrics.launching import (
+    CORES,
     INTERPRETER,
     MOST_EXPLAINED,
     LaunchingWindow,
     explained,
     inside,
-    interpreters,
+    not_the_drivers,
 )
 
 
@@ -33,7 +32,7 @@ def windows(draw: st.DrawFn) -> LaunchingWindow:
 
 @given(windows())
 def test_calls_count_that_begin_while_every_thread_goes_on_calling(window: LaunchingWindow) -> None:
-    """By hand, instant by instant: a thread is calling from its first begin to the last of all."""
+    """By hand, instant by instant: from a thread's first begin to its last return it is calling."""
     calls = [
         (begin, end)
         for of_thread in zip(window.begun_ns, window.returned_ns, strict=True)
@@ -42,15 +41,17 @@ def test_calls_count_that_begin_while_every_thread_goes_on_calling(window: Launc
     if not all(window.begun_ns):
         assert (window.latencies(), window.inside_ns()) == ([], 0)
         return
-    last = max(begin for begin, _ in calls)
     together = [
         instant
         for instant in range(61)
-        if all(begun[0] <= instant for begun in window.begun_ns) and instant <= last
+        if all(
+            begun[0] <= instant < returned[-1]
+            for begun, returned in zip(window.begun_ns, window.returned_ns, strict=True)
+        )
     ]
     assert window.latencies() == [end - begin for begin, end in sorted(calls) if begin in together]
     assert window.inside_ns() == sum(
-        begin <= instant < end for instant, _ in pairwise(together) for begin, end in calls
+        begin <= instant < end for instant in together for begin, end in calls
     )
     assert window.calls == len(calls)
     assert window.whole_ns == max(end for _, end in calls) - min(begin for begin, _ in calls)
@@ -58,10 +59,10 @@ def test_calls_count_that_begin_while_every_thread_goes_on_calling(window: Launc
 
 def test_threads_inside_are_a_mean_over_the_time_in_which_all_are_calling() -> None:
     # Both inside for 10 of 20 ns, then one of them.
-    first = LaunchingWindow([[0, 20], [0, 20]], [[20, 21], [10, 21]])
+    first = LaunchingWindow([[0], [0, 19]], [[20], [10, 20]])
     # Never together: the second thread made no call.
     second = LaunchingWindow([[0, 50], []], [[40, 90], []])
-    assert inside([first]) == inside([first, second]) == 1.5
+    assert inside([first]) == inside([first, second]) == (20 + 10 + 1) / 20
     assert inside([second]) is None
 
 
@@ -87,9 +88,10 @@ def test_without_calls_together_nothing_is_explained() -> None:
 
 @pytest.mark.parametrize("share", [0.0, MOST_EXPLAINED])
 def test_calls_are_the_drivers_up_to_the_bound(share: float) -> None:
-    assert interpreters(share, native=True, locked=True) == ""
-    # Without a lock Python's own work is done by all threads at once.
-    assert interpreters(share, native=False, locked=False) == ""
+    assert not_the_drivers(share, "threads", native=True, locked=True) == ""
+    # Without a lock Python's own work is done by all threads at once, as by processes.
+    assert not_the_drivers(share, "threads", native=False, locked=False) == ""
+    assert not_the_drivers(share, "processes", native=False, locked=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,15 @@ def test_calls_are_the_drivers_up_to_the_bound(share: float) -> None:
 def test_calls_are_the_interpreters_with_a_reason(
     share: float | None, native: bool, locked: bool, words: str
 ) -> None:
-    reason = interpreters(share, native=native, locked=locked)
+    reason = not_the_drivers(share, "threads", native=native, locked=locked)
     assert reason.startswith(f"{INTERPRETER}: ")
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(None, "processes never were calling"), (0.5, "50.0 % of this P99")]
+)
+def test_calls_of_processes_may_be_those_of_too_few_cores(share: float | None, words: str) -> None:
+    reason = not_the_drivers(share, "processes", native=True, locked=True)
+    assert reason.startswith(f"{CORES}: ")
     assert words in reason

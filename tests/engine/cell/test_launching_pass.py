@@ -10,6 +10,7 @@ import pytest
 from pytest_hwqueue.data.metrics.latency import LEAST_ITERATIONS
 from pytest_hwqueue.data.metrics.launching import LaunchingWindow
 from pytest_hwqueue.engine.cell.launching_pass import (
+    LaunchingOfThreads,
     LaunchingProgram,
     launching_pass,
     launching_plan,
@@ -51,11 +52,12 @@ class Windows:
 def test_launches_in_flight_fit_into_a_launch_queue(threads: int) -> None:
     pool = Windows()
     program = LaunchingProgram([lambda: None] * threads, native=True)
-    found = launching_pass(HostDevice(), pool, program, PLAN)  # type: ignore[arg-type]
+    launchers = LaunchingOfThreads(HostDevice(), pool, program.calls)  # type: ignore[arg-type]
+    found = launching_pass(HostDevice(), launchers, program, PLAN)
     for calls, launches, most_held in pool.taken:
-        assert calls * most_held <= HELD_KERNELS
+        assert most_held == found.contention.most_held == max(1, HELD_KERNELS // threads)
         assert launches == calls * 100 or calls == 1
-    assert found.contention.threads == threads
+    assert (found.contention.launchers, found.contention.by) == (threads, "threads")
     assert found.contention.windows == found.needed_windows >= LEAST_ITERATIONS
     # One of each alone, one of each before the first sample, then in turns.
     assert len(pool.taken) == 4 + 2 * found.contention.windows
@@ -72,7 +74,8 @@ def test_threads_that_never_call_at_once_have_no_latency_and_say_why() -> None:
 
     pool.launching_window = alone_or_apart  # type: ignore[method-assign]
     program = LaunchingProgram([lambda: None] * 2, native=True)
-    found = launching_pass(HostDevice(), pool, program, PLAN)  # type: ignore[arg-type]
+    launchers = LaunchingOfThreads(HostDevice(), pool, program.calls)  # type: ignore[arg-type]
+    found = launching_pass(HostDevice(), launchers, program, PLAN)
     assert (found.launches_ns, found.tags_ns("launch")) == ([], {})
     assert (found.contention.inside, found.contention.explained) == (None, None)
     assert "never were calling all at once" in found.refused["latency"]
@@ -92,7 +95,8 @@ def test_time_ends_the_pass_after_a_window() -> None:
         pool.synchronize()
         program = launching_program(device, pool, enqueue, replayed=True)
         brief = launching_plan(SamplePlan(1000), StopRule(1, 1_000_000, 10**12))
-        found = launching_pass(device, pool, program, brief)
+        launchers = LaunchingOfThreads(device, pool, program.calls)
+        found = launching_pass(device, launchers, program, brief)
     assert program.native
     assert 1 <= found.contention.windows < found.needed_windows
     assert len(found.contention.windows_ns) == found.contention.windows

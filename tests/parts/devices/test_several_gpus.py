@@ -60,6 +60,16 @@ def test_a_new_thread_begins_on_the_first_device_and_opens_on_its_own(gpus: Gpus
     assert gpus.current == 0
 
 
+def test_threads_that_launch_are_on_their_pools_device_with_a_stream_each(gpus: Gpus) -> None:
+    device = Accelerator(1, "cuda:1")
+    seen: list[int] = []
+    with device.open_streams(3) as pool:
+        window = pool.launching_window([lambda: seen.append(gpus.current)] * 3, 60, 100)
+        assert pool.busy == {0, 1, 2}
+    assert seen == [1] * 60
+    assert window.calls == 60
+
+
 def test_a_stream_on_another_device_is_an_error(gpus: Gpus) -> None:
     device = Accelerator(1, "cuda:1")
     gpus.making_on = 0

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.data.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.parts.devices.host import HostDevice
-from pytest_hwqueue.parts.workloads.workload import Setup
+from pytest_hwqueue.parts.workloads.workload import Setup, Where
 
 from .cells import Counts, Run, make, simulated_timeline
 from .everyone import EVERYONE, small
@@ -71,6 +71,22 @@ def test_reference_is_one_launch_of_the_iteration_with_nothing_beside_it(streams
     for name in ("tiny_kernel_stress", "large_gemm_only"):
         assert make(EVERYONE[name]).references() == {}
         assert make(EVERYONE[name]).ratios == ()
+
+
+@pytest.mark.parametrize(
+    ("launchers", "where", "words"),
+    [
+        ("threads", Where("cuda", 2, ranks=2), "not 2 ranks"),
+        ("processes", Where("sim", 2), "launchers=processes needs a real device"),
+    ],
+)
+def test_who_launches_must_share_a_device(launchers: str, where: Where, words: str) -> None:
+    workload = make(EVERYONE["launch_contention"], {"launchers": launchers})
+    with pytest.raises(NotApplicable, match=words):
+        workload.require_applicable(where)
+    make(EVERYONE["launch_contention"], {"launchers": launchers}).require_applicable(
+        Where("cuda", 64, dispatch="graph")
+    )
 
 
 def test_a_wrong_operation_in_every_burst_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
-"""Contention among threads that launch: each has a stream, and one small kernel to launch on it."""
+"""Contention among those that launch: each has a stream, and one small kernel to launch on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,27 +24,39 @@ class LaunchParameters(Parameters):
     """What one launch does."""
 
     elements: int = Field(256, ge=1, description="elements of the kernel")
+    launchers: Literal["threads", "processes"] = Field(
+        "threads", description="who launches at once: a thread for each stream, or a process"
+    )
 
 
 class LaunchContention(Workload, declared="launch_contention"):
     """Each stream runs one small kernel: a square.
 
-    Judged is the launching call, as the host's thread sees it that makes it, while a thread for
+    Judged is the launching call, as the host's thread sees it that makes it, while a launcher for
     each stream launches at once. What the device does is as short as it can be.
     """
 
-    description = "launching calls from a thread for each stream at once: what they wait for"
+    description = "launching calls from a thread, or a process, for each stream at once"
     units = ("launches",)
-    primary = PrimaryLatency("launch", "call", "a launching call of one of the threads")
+    primary = PrimaryLatency("launch", "call", "a launching call of one of several at once")
     parameters: LaunchParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"tiny": {}, "small": {}, "full": {}}
 
+    def __init__(self, parameters: LaunchParameters) -> None:
+        super().__init__(parameters)
+        self.launched_by = parameters.launchers
+
     def require_applicable(self, where: Where) -> None:
-        """Refuse several ranks: threads of one process are measured."""
+        """Refuse several ranks, which share no device, and processes where none can share it."""
         if where.ranks > 1:
             raise NotApplicable(
-                f"launch_contention measures the threads of one process, and not {where.ranks} "
+                f"launch_contention measures who launches on one device, and not {where.ranks} "
                 "ranks (--hwq-ranks=1)"
+            )
+        if self.launched_by == "processes" and not where.capabilities.tenant_processes:
+            raise NotApplicable(
+                "launch_contention: launchers=processes needs a real device, which processes share "
+                "(launchers=threads)"
             )
 
     def setup(self, setup: Setup) -> None:

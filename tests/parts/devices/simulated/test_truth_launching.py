@@ -84,7 +84,7 @@ def test_p99_is_the_number_of_threads_times_the_drivers_lock(threads: int) -> No
     assert record.samples is not None
     found = record.samples.launching
     assert found is not None
-    assert found.threads == threads
+    assert (found.launchers, found.by) == (threads, "threads")
     assert found.inside == pytest.approx(threads, rel=0.02)
     assert (found.alone_ns, found.control_ns, found.explained) == (alone_ns, alone_ns, 0.0)
     assert record.simulated
@@ -110,7 +110,7 @@ def test_planted_lock_of_the_interpreter_is_no_figure_of_the_driver(tmp_path: Pa
     assert record.samples is not None
     assert record.samples.launching is not None
     assert record.samples.launching.explained == pytest.approx(23 / 36, rel=1e-3)
-    reason = record.samples.launching.interpreter
+    reason = record.samples.launching.refused
     assert reason.startswith("interpreter: 63.9 % of this P99 is there without the driver")
     assert record.metrics.refused["latency"] == record.metrics.refused["throughput"] == reason
     assert record.metrics.tags["interpreter"].p99.value == pytest.approx(0.036)
