@@ -42,6 +42,11 @@ LEFT_OUT = {
         "hwq history": "needs the extra history",
         "hwq bisect": "needs versions of which one is slower: tests/acceptance/test_bisect.py",
     },
+    "docs/launch_contention.md": {
+        "hwq sweep launch_contention --streams 1,2,4,8,16,32,64 --launchers": GPU,
+        "pytest benchmarks": "needs a clone",
+        "hwq run launch_contention --streams 8 --scheduler": GPU,
+    },
     "docs/noise.md": {"hwq run": LOAD},
     "docs/report.md": {"pip install": PIP},
     "docs/schedulers.md": {
