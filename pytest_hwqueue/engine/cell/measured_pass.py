@@ -85,7 +85,8 @@ class CellPrograms:
         program: one iteration.
         contended: the same for the pass of the judged launches; None if none are.
         references: the workload's, by name.
-        launching: what a thread for each stream launches; None if no call is judged.
+        launching: makes what a launcher for each stream launches, once the cell is checked; None
+            if no call is judged.
 
     """
 
@@ -93,7 +94,7 @@ class CellPrograms:
     program: Program
     contended: ContendedProgram | None
     references: Mapping[str, Reference]
-    launching: LaunchingProgram | None = None
+    launching: Callable[[], LaunchingProgram] | None = None
 
 
 def take_samples(
@@ -232,8 +233,9 @@ def _measure(
             lambda windows: log.poll(result.iterations + windows),
         )
         taken = contended.contention.windows
-    launching = _launch(cell, programs.launching, plan, log) if programs.launching else None
-    if launching is not None:
+    launching = None
+    if programs.launching is not None:
+        launching = _launch(cell, programs.launching(), plan, log)
         taken += launching.contention.windows
     confirm_scheduler()
     # What was counted on the device is read when all its work has ended.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.data.errors import DeviceError, InvalidMeasurement
 from pytest_hwqueue.parts.devices.launches import TagLog
 from pytest_hwqueue.parts.devices.protocol import Call, Device, Event, Marks, Stream, StreamPool
 
@@ -234,6 +234,9 @@ def calls_by_stream(pool: StreamPool, enqueue: Enqueue, *, replayed: bool) -> li
             waits for another.
         replayed: whether the parts are captured, a graph for each stream.
 
+    Raises:
+        InvalidMeasurement: if a stream has no part.
+
     """
     tape = _tape_of(pool.streams, enqueue)
     calls: dict[int, Call]
@@ -248,6 +251,8 @@ def calls_by_stream(pool: StreamPool, enqueue: Enqueue, *, replayed: bool) -> li
                 call = partial(step.function, *step.arguments)
                 parts.setdefault(step.stream, []).append(call)
         calls = {index: _in_turn(part) for index, part in parts.items()}
+    if idle := [stream.index for stream in pool.streams if stream.index not in calls]:
+        raise InvalidMeasurement(f"nothing is launched on stream {idle[0]} in an iteration")
     return [calls[stream.index] for stream in pool.streams]
 
 

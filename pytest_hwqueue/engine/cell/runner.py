@@ -382,23 +382,26 @@ def _programs(cell: OpenCell, iteration: Enqueue, judged: JudgedLaunches | None)
     return CellPrograms(iteration, program, contended, references, _launching(cell, iteration))
 
 
-def _launching(cell: OpenCell, enqueue: Enqueue) -> LaunchingProgram | None:
-    """Return what a thread for each stream launches; None where no call is judged."""
+def _launching(cell: OpenCell, enqueue: Enqueue) -> Callable[[], LaunchingProgram] | None:
+    """Return what makes the program of a launcher for each stream; None where no call is judged."""
     request = cell.request
     if request.workload.primary.per != "call" or request.passes.only_traced:
         return None
     if request.plan.sync_mode != "per_iteration":
         return None
-    replayed = request.cell.dispatch != "eager"
-    _load(cell, enqueue)
-    program = launching_program(cell.device, cell.pool, enqueue, replayed=replayed)
-    if request.workload.launched_by == "threads":
-        return program
     asked = request.cell
-    task = LaunchingTask(
-        asked.device, asked.name, asked.parameters, request.seed, asked.scheduler, replayed
-    )
-    return replace(program, task=task)
+    replayed = asked.dispatch != "eager"
+
+    def program() -> LaunchingProgram:
+        threads = launching_program(cell.device, cell.pool, enqueue, replayed=replayed)
+        if request.workload.launched_by == "threads":
+            return threads
+        task = LaunchingTask(
+            asked.device, asked.name, asked.parameters, request.seed, asked.scheduler, replayed
+        )
+        return replace(threads, task=task)
+
+    return program
 
 
 def _contended(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from pytest_hwqueue.data.errors import InvalidMeasurement
 from pytest_hwqueue.data.metrics.latency import LEAST_ITERATIONS
 from pytest_hwqueue.data.metrics.launching import LaunchingWindow
 from pytest_hwqueue.engine.cell.launching_pass import (
@@ -100,6 +101,16 @@ def test_time_ends_the_pass_after_a_window() -> None:
     assert program.native
     assert 1 <= found.contention.windows < found.needed_windows
     assert len(found.contention.windows_ns) == found.contention.windows
+
+
+def test_a_stream_without_a_launch_is_named() -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(2) as pool:
+        kernel = device.kernel_of(1000)
+        with pytest.raises(InvalidMeasurement, match="nothing is launched on stream 1"):
+            launching_program(
+                device, pool, lambda streams: streams[0].launch(kernel), replayed=False
+            )
 
 
 def test_launching_on_the_cpu_is_a_call_of_python() -> None:
