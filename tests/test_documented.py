@@ -46,6 +46,7 @@ LEFT_OUT = {
         "hwq sweep launch_contention --streams 1,2,4,8,16,32,64 --launchers": GPU,
         "pytest benchmarks": "needs a clone",
         "hwq run launch_contention --streams 8 --scheduler": GPU,
+        "hwq which launching.hwq.yaml": GPU,
     },
     "docs/noise.md": {"hwq run": LOAD},
     "docs/report.md": {"pip install": PIP},

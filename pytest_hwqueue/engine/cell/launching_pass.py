@@ -207,8 +207,7 @@ def launching_pass(
     modelled = device.capabilities.virtual_time
     # A launch queue belongs to a process.
     most_held = max(1, HELD_KERNELS // (1 if program.by == "processes" else count))
-    of_each = min(_OF_A_MODELLED_THREAD, most_held) if modelled else _OF_EACH[program.by]
-    launches = of_each * count
+    launches = _of_each(device, program) * count
 
     def alone_ns(control_ns: int) -> int:
         alone = launchers.window(1, most_held if modelled else _ALONE, control_ns)
@@ -255,6 +254,20 @@ def launching_pass(
         ),
     )
     return LaunchingResult(launches_ns, control_ns, contention, needed)
+
+
+def modelled_latencies(device: Device, pool: StreamPool, program: LaunchingProgram) -> list[int]:
+    """Return the latencies of one window of threads on a simulated device, in ns."""
+    launchers = LaunchingOfThreads(device, pool, program.calls)
+    count = launchers.count
+    return launchers.window(count, _of_each(device, program) * count, 0).latencies()
+
+
+def _of_each(device: Device, program: LaunchingProgram) -> int:
+    """Return how many launches a window has for each launcher."""
+    if device.capabilities.virtual_time:
+        return max(1, min(_OF_A_MODELLED_THREAD, HELD_KERNELS // len(program.calls)))
+    return _OF_EACH[program.by]
 
 
 def _kept(windows: Sequence[LaunchingWindow]) -> list[int]:

@@ -33,6 +33,7 @@ from pytest_hwqueue.engine.cell.launching_pass import (
     LaunchingProgram,
     LaunchingTask,
     launching_program,
+    modelled_latencies,
 )
 from pytest_hwqueue.engine.cell.measured_pass import CellPrograms, Reference, take_samples
 from pytest_hwqueue.engine.cell.planted_fault import (
@@ -306,6 +307,11 @@ def _with_fault(
     if device.capabilities.host:
         return slowed(1.0), None
 
+    # On a real device a longer kernel is not felt by the call that launches it.
+    modelled = _launching(cell, workload.iterate) if device.model is not None else None
+    if modelled is not None:
+        _load(cell, workload.iterate)
+
     # Beyond the hardware connections tags are timed under a tracer, after which launching takes
     # longer: there whole iterations are weighed.
     disturbed = events_disturb(device, request.cell.streams)
@@ -314,6 +320,8 @@ def _with_fault(
     def judged_with(strength: float) -> list[int]:
         iterate = slowed(strength).iteration(workload)
         with slowed_model(device, request.faults, strength):
+            if modelled is not None:
+                return modelled_latencies(device, pool, modelled())
             contended = _contended(cell, iterate, judged)
             if contended is not None:
                 return launches_ns(device, pool, contended, request.plan)
@@ -330,6 +338,7 @@ def _with_fault(
     found = weighed(lambda strength: p99(judged_with(strength)) / plain - 1, asked)
     faults.enter_context(slowed_model(device, request.faults, found.strength))
     whole = judged is None and not tagged and cell.draft.primary.per != "iteration"
+    whole = whole and modelled is None
     return slowed(found.strength), CellFault(asked, None if whole else plain_ns)
 
 

@@ -227,7 +227,9 @@ class SimulatedPool:
         works = [() if isinstance(call, ModelledCall) else costs.of(call, ()) for call in calls]
         asked = calls[0]
         if not isinstance(asked, ModelledCall):
-            asked = ModelledCall(0, locks.driver_ns or sum(map(self._native_ns, works[0])))
+            driver_ns = locks.driver_ns or sum(map(self._native_ns, works[0]))
+            # A planted fault is to be felt by what is judged.
+            asked = ModelledCall(0, max(1, round(driver_ns * self.device.slowdown)))
         made = made_calls(asked, len(calls), launches, locks.interpreter_ns, clock.now_ns)
         self.repeats.leave()
         self.busy.update(range(len(calls)))

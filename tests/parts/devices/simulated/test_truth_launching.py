@@ -133,6 +133,15 @@ def test_only_planted_locks_change_what_a_profiles_figures_are_of(tmp_path: Path
     assert plain.profile.launch_locks is None
 
 
+def test_a_slower_model_has_a_driver_that_holds_its_lock_for_longer() -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(4) as pool, device.slowed(1.1):
+        window = pool.launching_window([device.kernel_of(1000)] * 4, 40, 10)
+        pool.synchronize()
+    alone_ns = device.profile.host.kernel_launch_ns.value
+    assert max(window.latencies()) == pytest.approx(4 * 1.1 * alone_ns)
+
+
 def test_threads_that_would_wait_for_their_stream_are_refused() -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(2) as pool:
