@@ -15,8 +15,8 @@ from pytest_hwqueue.data.metrics.contention import Contention
 from pytest_hwqueue.data.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.data.metrics.latency import LatencySummary
-from pytest_hwqueue.data.metrics.limits import LimitShare
 from pytest_hwqueue.data.metrics.launching import LaunchingCalls
+from pytest_hwqueue.data.metrics.limits import LimitShare
 from pytest_hwqueue.data.metrics.numbers import (
     NO_INTERVAL,
     PrintedFigure,

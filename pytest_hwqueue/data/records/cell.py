@@ -19,8 +19,8 @@ from pytest_hwqueue.data.metrics.contention import Contention
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData, data_in_utf8
 from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.data.metrics.latency import LatencySummary
-from pytest_hwqueue.data.metrics.limits import LimitShare
 from pytest_hwqueue.data.metrics.launching import LaunchingCalls
+from pytest_hwqueue.data.metrics.limits import LimitShare
 from pytest_hwqueue.data.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
 from pytest_hwqueue.data.metrics.scaling import Scaling
 from pytest_hwqueue.data.metrics.switching import QueueSwitch

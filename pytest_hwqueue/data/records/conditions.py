@@ -54,6 +54,7 @@ _EFFECTS: Mapping[str, tuple[str, ...]] = {
     "HIPBLASLT_ALLOW_TF32": PRECISION,
     "LD_PRELOAD": ("preload",),
     "CUDA_MODULE_LOADING": ("module_loading",),
+    "PYTHON_GIL": ("interpreter_lock",),
     "CUDA_MPS_PIPE_DIRECTORY": ("mps_client",),
     "PYTORCH_CUDA_ALLOC_CONF": ("allocator",),
     "PYTORCH_ALLOC_CONF": ("allocator",),

@@ -27,14 +27,13 @@ from pytest_hwqueue.engine.cell.contended_pass import (
     JudgedLaunches,
     contended_program,
 )
-from pytest_hwqueue.engine.cell.limits_pass import take_limits
-from pytest_hwqueue.engine.cell.launching_pass import LaunchingProgram, launching_program
 from pytest_hwqueue.engine.cell.launching_pass import (
     LaunchingProgram,
     LaunchingTask,
     launching_program,
     modelled_latencies,
 )
+from pytest_hwqueue.engine.cell.limits_pass import take_limits
 from pytest_hwqueue.engine.cell.measured_pass import CellPrograms, Reference, take_samples
 from pytest_hwqueue.engine.cell.planted_fault import (
     CellFault,

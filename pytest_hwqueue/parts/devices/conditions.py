@@ -68,12 +68,16 @@ def identity(kind: DeviceKind, index: int) -> Readers:
     return readers
 
 
-def interpreter_locked() -> bool:
+def interpreter_locked(python: object = sys) -> bool:
     """Whether threads of this Python take turns: true before 3.13, and without a free-threaded one.
 
     A free-threaded Python may have switched its lock on again, for an extension that needs it.
+
+    Args:
+        python: has `_is_gil_enabled`, as ``sys`` has since 3.13.
+
     """
-    ask = getattr(sys, "_is_gil_enabled", None)
+    ask = getattr(python, "_is_gil_enabled", None)
     return ask is None or bool(ask())
 
 

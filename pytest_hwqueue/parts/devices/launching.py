@@ -139,6 +139,7 @@ class _LaunchingThread:
         self._task: tuple[_Turn, Call] | None = None
         self._begun_ns, self._returned_ns, self._made = array("q"), array("q"), 0
         self._error: BaseException | None = None
+        self._ended = False
         # Bare locks, each released by the other side: the lightest way to wait.
         self._start, self._done = threading.Lock(), threading.Lock()
         self._start.acquire()
@@ -166,7 +167,7 @@ class _LaunchingThread:
         return self._begun_ns[: self._made], self._returned_ns[: self._made]
 
     def close(self) -> None:
-        self._task = None
+        self._ended = True
         self._start.release()
         self._thread.join()
 
@@ -175,13 +176,15 @@ class _LaunchingThread:
             with self._stream.entered():
                 self._serve(self._launch)
         except BaseException as error:  # of the context: every window raises it
-            self._serve(partial(self._refuse, error))
+            if not self._ended:
+                self._serve(partial(self._refuse, error))
 
     def _serve(self, launch: Callable[[_Turn, Call], None]) -> None:
         while True:
             self._start.acquire()
-            if self._task is None:
+            if self._ended:
                 return
+            assert self._task is not None
             try:
                 launch(*self._task)
             except BaseException as error:  # handed to the host's thread

@@ -14,9 +14,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_hwqueue.data.records.conditions import PRECISION, fields_of_variable
+from pytest_hwqueue.data.records.conditions import (
+    PRECISION,
+    fields_of_variable,
+    is_of_process,
+)
 from pytest_hwqueue.parts.devices import conditions
-from pytest_hwqueue.parts.devices.conditions import Preloads, named_precision, sorted_preloads
+from pytest_hwqueue.parts.devices.conditions import (
+    Preloads,
+    interpreter_locked,
+    named_precision,
+    sorted_preloads,
+)
 from pytest_hwqueue.parts.devices.fingerprint import fingerprint
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -243,6 +252,19 @@ def test_the_driver_is_asked_whether_the_process_is_an_mps_client(tmp_path: Path
     with pytest.raises(subprocess.CalledProcessError) as failed:
         printed(code)
     assert "cuDeviceGet failed with error 101" in failed.value.stderr
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_threads_take_turns_unless_python_says_otherwise(locked: bool) -> None:
+    assert interpreter_locked(SimpleNamespace(_is_gil_enabled=lambda: locked)) == locked
+    assert interpreter_locked(SimpleNamespace())
+
+
+def test_a_lock_of_the_interpreter_is_a_condition_where_there_is_none() -> None:
+    """Runs stored before it was one had a lock, and stay comparable."""
+    assert ("interpreter_lock" in conditions.identity("cpu", 0)) == (not interpreter_locked())
+    assert fields_of_variable("PYTHON_GIL")[1:] == ("interpreter_lock",)
+    assert is_of_process("interpreter_lock")
 
 
 def test_variables_and_what_they_do() -> None:

@@ -98,6 +98,14 @@ def test_what_a_call_or_a_context_raises_reaches_the_caller_and_no_thread_is_los
         raise RuntimeError("no such stream")
         yield
 
+    @contextmanager
+    def failing_at_last() -> Iterator[None]:
+        yield
+        raise RuntimeError("it is over")
+
+    with launching([ThreadsStream(failing_at_last, lambda: None)]) as threads:
+        assert threads.window([lambda: None], 5, 100).calls == 5
+
     with launching([IDLE, ThreadsStream(refusing, lambda: None)]) as threads:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no such stream"):
