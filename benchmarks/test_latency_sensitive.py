@@ -42,3 +42,10 @@ def test_large_gemm_only(hwq: Hwq) -> None:
 def test_graph_subgraphs(hwq: Hwq) -> None:
     """Independent networks on streams of their own, joined at the end."""
     hwq.run()
+
+
+@pytest.mark.P2
+@pytest.mark.hwq_workload("occupy")
+def test_occupy(hwq: Hwq) -> None:
+    """Kernels of a given length, blocks and number on each stream."""
+    hwq.run()

@@ -131,6 +131,15 @@ CASES: dict[str, Case] = {
         measured=(2, 3, 64),
         unneeded={2: set(), 3: set()},
     ),
+    "occupy": Case(
+        lambda w: list(w.outputs),
+        {"kernel_us": 20.0, "depth": 2},
+        lambda streams: {"burst": streams},
+        lambda streams: {"kernels": 3.0 * streams},
+        lambda streams: streams,
+        formats=(),
+        whole=False,
+    ),
     "comms_compute_overlap": Case(
         lambda w: [
             *(product.out for product in w.products),
