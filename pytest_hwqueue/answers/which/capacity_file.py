@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from pytest_hwqueue.answers.which.file import Origin, origin_of
 from pytest_hwqueue.answers.which.rates import RateVerdict, bracket
 from pytest_hwqueue.answers.which.runs import WhichRuns
 from pytest_hwqueue.answers.which.search import (
@@ -23,6 +22,7 @@ from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
+from pytest_hwqueue.data.records.origin import Origin, origin_of
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, latency_bound_ns

@@ -13,7 +13,6 @@ from pytest_hwqueue.answers.which.capacity_file import (
     CapacityRate,
     front,
 )
-from pytest_hwqueue.answers.which.words import SIMULATED, on_device
 from pytest_hwqueue.data.document.charts import rates_chart
 from pytest_hwqueue.data.document.document import (
     Chart,
@@ -27,6 +26,7 @@ from pytest_hwqueue.data.document.document import (
     Table,
 )
 from pytest_hwqueue.data.document.drawing import Spec, stacked_svg
+from pytest_hwqueue.data.document.notes import SIMULATED, on_device
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import REFUSED, counted, duration, figure, in_unit, listed
 

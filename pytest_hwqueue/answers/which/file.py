@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.interference import EffectVerdict
 from pytest_hwqueue.data.metrics.numbers import counted
-from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.origin import Origin
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.run import Repeatable, Status
@@ -222,25 +222,6 @@ class WhichSession(Repeatable):
     )
 
 
-class Origin(Repeatable):
-    """Where the figures of a scenario's windows come from."""
-
-    scenario: str
-    description: str
-    complete: bool = Field(description="false: interrupted before all was measured")
-    device: str = Field(description="label, such as cuda; empty if nothing was measured")
-    simulated: bool = Field(description="whether all figures are a model's, and none measured")
-    seed: int | None
-    fingerprint: Fingerprint | None
-
-    @property
-    def device_name(self) -> str:
-        """Name of the device, or its label if the name is not known."""
-        if self.fingerprint is None:
-            return self.device
-        return str(self.fingerprint.hard.get("device_name", self.device))
-
-
 def natives(cases: Iterable[WhichCase], variant: str | None) -> list[WhichCase]:
     """Return a variant's rows of native with figures, also where only measured to compare with."""
     return [
@@ -251,21 +232,6 @@ def natives(cases: Iterable[WhichCase], variant: str | None) -> list[WhichCase]:
         and case.role != "solo"
         and case.status == "ok"
     ]
-
-
-def origin_of(records: Sequence[ColocationRecord]) -> dict[str, Any]:
-    """Return what an `Origin` says of windows: command and code of the first that was measured."""
-    first = min(records, key=lambda record: record.started, default=None)
-    return {
-        "device": "" if first is None else first.device,
-        "simulated": any(record.simulated for record in records),
-        "seed": first and first.seed,
-        "command": "" if first is None else first.command,
-        "version": first and first.version,
-        "git_commit": first and first.git_commit,
-        "git_dirty": first and first.git_dirty,
-        "fingerprint": next((each.fingerprint for each in records if each.fingerprint), None),
-    }
 
 
 class WhichFile(Origin):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from pytest_hwqueue.answers.which.file import WhichFile
 from pytest_hwqueue.answers.which.runs import Entry, WhichRuns
-from pytest_hwqueue.answers.which.words import SIMULATED, title
+from pytest_hwqueue.answers.which.words import title
 from pytest_hwqueue.data.document.charts import Curve, survival_chart, tone
 from pytest_hwqueue.data.document.drawing import Spec, colour, stacked_svg
+from pytest_hwqueue.data.document.notes import SIMULATED
 from pytest_hwqueue.data.metrics.numbers import TimeUnit
 from pytest_hwqueue.engine.tenants.arrivals import is_closed
 

@@ -5,7 +5,6 @@ They are measured, or read from stored records.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,13 +14,13 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.answers.which.file import Role
-from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError, files
+from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError
 from pytest_hwqueue.data.figures.of_requests import Session
 from pytest_hwqueue.data.records.conditions import is_of_mode
 from pytest_hwqueue.data.records.files import TRACED
 from pytest_hwqueue.data.records.fingerprint import Value
 from pytest_hwqueue.data.records.plan import Tenant, identity_of
-from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.data.records.tenants import ColocationRecord, records_in
 from pytest_hwqueue.engine.scenarios.goals import NATIVE
 from pytest_hwqueue.engine.scenarios.planned_runs import (
     Case,
@@ -185,33 +184,6 @@ def _window(record: ColocationRecord) -> tuple[object, ...]:
     """Return what a window and its repetition have in common, and no other window has."""
     plan = record.plan.name, record.plan.noise, record.placement, record.scheduler
     return *plan, record.run, _device_uuid(record)
-
-
-def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
-    """Return a folder's records of co-locations, oldest first, and their files."""
-    if not folder.is_dir():
-        raise RecordError(f"{folder} is no folder of records")
-    found = []
-    for path in folder.glob("*.json"):
-        try:
-            found.append((path, read_colocation(path)))
-        except RecordError:
-            # Few are others' files: only those, and damaged records, are looked at again.
-            if _is_colocation(path):
-                raise
-    return sorted(found, key=lambda pair: pair[1].started)
-
-
-def _is_colocation(path: Path) -> bool:
-    """Tell a co-location's record from a cell's, a session file and a table, by its fields."""
-    with files("read", path):
-        content = path.read_bytes()
-    try:
-        fields = json.loads(content)
-    except ValueError:
-        # Whoever reads a damaged one says so.
-        return b'"plan":' in content
-    return isinstance(fields, dict) and ColocationRecord.known_by in fields
 
 
 def _by_place(wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:

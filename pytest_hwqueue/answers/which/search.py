@@ -38,11 +38,11 @@ from pytest_hwqueue.answers.which.rates import (
     first_index,
     next_index,
 )
-from pytest_hwqueue.answers.which.runs import SameDevice, WhichRuns, records_in
+from pytest_hwqueue.answers.which.runs import SameDevice, WhichRuns
 from pytest_hwqueue.data.errors import BadOption
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.data.records.plan import Colocation, Tenant
-from pytest_hwqueue.data.records.tenants import ColocationRecord
+from pytest_hwqueue.data.records.tenants import ColocationRecord, records_in
 from pytest_hwqueue.engine.scenarios.file import TenantChange
 from pytest_hwqueue.engine.scenarios.goals import Goal, GoalResult, parse_goal
 from pytest_hwqueue.engine.scenarios.planned_runs import (

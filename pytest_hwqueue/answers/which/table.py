@@ -15,7 +15,6 @@ from pytest_hwqueue.answers.which.file import (
     WhichTenant,
     WhichUse,
     choices,
-    origin_of,
     proof_of,
 )
 from pytest_hwqueue.answers.which.runs import Entry, WhichRuns
@@ -26,6 +25,7 @@ from pytest_hwqueue.data.figures.served import failed_for
 from pytest_hwqueue.data.metrics.energy import energy_of_a_request
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
+from pytest_hwqueue.data.records.origin import origin_of
 from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.tenants import (
     NOT_OURS,

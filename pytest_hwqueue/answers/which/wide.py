@@ -18,7 +18,7 @@ from pytest_hwqueue.data.document.document import (
     Table,
     Verbatim,
 )
-from pytest_hwqueue.data.document.notes import Notes
+from pytest_hwqueue.data.document.notes import SIMULATED, Notes, on_device
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import PrintedFigure, in_unit
 from pytest_hwqueue.parts.schedulers.declaration import NATIVE
@@ -41,10 +41,10 @@ _CHANGES = (
 
 def wide_document(found: WhichFile) -> Document:
     """Return one table with a row for each scheduler, and for each urgent tenant alone."""
-    title = f"All schedulers for {found.scenario}.{words.on_device(found)}"
+    title = f"All schedulers for {found.scenario}.{on_device(found)}"
     parts: list[Part] = [Heading(title, 1)]
     if found.simulated:
-        parts.append(Paragraph(words.SIMULATED, "bold"))
+        parts.append(Paragraph(SIMULATED, "bold"))
     if missing := words.incomplete(found):
         parts.append(Paragraph(missing, "bold red"))
     several = len(found.sessions) > 1

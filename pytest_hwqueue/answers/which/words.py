@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_hwqueue.answers.which.capacity_file import CapacityFile
 from pytest_hwqueue.answers.which.file import (
     WhichCase,
     WhichChoice,
@@ -14,6 +13,7 @@ from pytest_hwqueue.answers.which.file import (
     WhichTenant,
     natives,
 )
+from pytest_hwqueue.data.document.notes import on_device
 from pytest_hwqueue.data.document.servers import failures
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import counted, duration, grouped, in_unit, listed
@@ -23,7 +23,6 @@ from pytest_hwqueue.engine.scenarios.goals import GoalResult, parse_goal
 
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
-SIMULATED = "SIMULATED: a model's figures, nothing was measured"
 BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 # The records have more of it.
 _OUTPUT_LINES = 6
@@ -33,12 +32,6 @@ _EFFECTIVE = {True: "less urgent work held back", False: "less urgent work not h
 def title(found: WhichFile) -> str:
     """Return the question that is answered, and the device."""
     return f"Which scheduler for {found.scenario}?{on_device(found)}"
-
-
-def on_device(found: WhichFile | CapacityFile) -> str:
-    """Return where it was measured; empty if that is not known."""
-    name, label = found.device_name, found.device
-    return f" On {name}" + f" ({label})" * (label != name) if name else ""
 
 
 def settings(found: WhichFile) -> list[str]:

@@ -12,6 +12,7 @@ from pytest_hwqueue.data.document.document import Heading, Paragraph, Part, Row
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import counted, grouped, percent
 from pytest_hwqueue.data.records.cell import Cell, RunRecord
+from pytest_hwqueue.data.records.origin import Origin
 
 # The key of the setting, its heading, and how a cell says it.
 _SETTINGS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
@@ -26,6 +27,8 @@ _SETTINGS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
 )
 
 
+SIMULATED = "SIMULATED: a model's figures, nothing was measured"
+"""Stands where figures are drawn or tabulated without a word beside them."""
 PACE_IN_WORDS = "time from one iteration's end to the next's, by events"
 """What the percentiles of a cell with a pace are of."""
 
@@ -277,3 +280,9 @@ def _subject(refusal: _Refusal, cells: int) -> str:
     if None in refusal.tags:
         return f"{which} and {'its' if count == 1 else 'their'} {tags}"
     return f"{tags} of {which}"
+
+
+def on_device(found: Origin) -> str:
+    """Return where it was measured; empty if that is not known."""
+    name, label = found.device_name, found.device
+    return f" On {name}" + f" ({label})" * (label != name) if name else ""

@@ -54,6 +54,13 @@ def f_quantile(probability: float, numerator: int, denominator: int) -> float:
     return float(fdtri(numerator, denominator, probability))
 
 
+def f_sf(x: float, numerator: float, denominator: float) -> float:
+    """Return P(X > x) of F with these degrees of freedom, for an x of at least 0."""
+    from scipy.special import fdtrc
+
+    return float(fdtrc(numerator, denominator, x))
+
+
 def binomial_cdf(count: int, n: int, p: float) -> float:
     """Return P(X <= count) of X successes in ``n`` trials, for a count from -1 to n."""
     from scipy.special import bdtr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.data.errors import RecordError, within
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
+from pytest_hwqueue.data.errors import RecordError, files, within
+from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.numbers import counted
 from pytest_hwqueue.data.records.counters import CpuCounters
 from pytest_hwqueue.data.records.noise import Causes
@@ -332,6 +335,33 @@ def read_colocation(path: Path) -> ColocationRecord:
         with within(str(path)):
             require_own_figures(record)
     return record
+
+
+def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
+    """Return a folder's records of co-locations, oldest first, and their files."""
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is no folder of records")
+    found = []
+    for path in folder.glob("*.json"):
+        try:
+            found.append((path, read_colocation(path)))
+        except RecordError:
+            # Few are others' files: only those, and damaged records, are looked at again.
+            if _is_colocation(path):
+                raise
+    return sorted(found, key=lambda pair: pair[1].started)
+
+
+def _is_colocation(path: Path) -> bool:
+    """Tell a co-location's record from a cell's, a session file and a table, by its fields."""
+    with files("read", path):
+        content = path.read_bytes()
+    try:
+        fields = json.loads(content)
+    except ValueError:
+        # Whoever reads a damaged one says so.
+        return b'"plan":' in content
+    return isinstance(fields, dict) and ColocationRecord.known_by in fields
 
 
 def require_own_figures(record: ColocationRecord) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from pytest_hwqueue.answers.which.file import WhichFile
 from pytest_hwqueue.answers.which.report import which_document
-from pytest_hwqueue.answers.which.runs import all_runs, entries, records_in
+from pytest_hwqueue.answers.which.runs import all_runs, entries
 from pytest_hwqueue.answers.which.wide import wide_document
 from pytest_hwqueue.answers.which.words import effective, proof_line
 from pytest_hwqueue.cli.main import main
@@ -32,6 +32,7 @@ from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     TenantResult,
     read_colocation,
+    records_in,
     write_colocation,
 )
 from pytest_hwqueue.engine.scenarios.file import read_scenario
