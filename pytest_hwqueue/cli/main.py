@@ -84,6 +84,12 @@ COMMANDS = {
         "Find the greatest arrival rate at which all goals hold.",
         leads=True,
     ),
+    "preempt": ListedCommand(
+        "answers.preempt.command",
+        "preempt",
+        "Find how long an urgent kernel waits behind a victim's.",
+        leads=True,
+    ),
     "report": ListedCommand(
         "answers.page.command", "report", "Write stored records as one HTML page.", leads=True
     ),

@@ -166,19 +166,31 @@ def selected(
         HwqError: if outputs could not be written, before anything is measured.
 
     """
-    from pytest_hwqueue.data.document.drawing import INSTALL, can_plot
     from pytest_hwqueue.engine.scenarios.file import read_scenario
 
     scenario = read_scenario(asked.file)
     if scenario.noise:
         raise HwqError(f"{asked.file}: noise: {noise}")
     wanted = _wanted_cases(scenario, asked, always)
-    if asked.files.svg is not None and not can_plot():
+    refuse_unwritable(asked.files, elsewhere)
+    return scenario, wanted
+
+
+def refuse_unwritable(files: OutFiles, elsewhere: str) -> None:
+    """Refuse outputs that could not be written, before anything is measured.
+
+    Args:
+        files: to write.
+        elsewhere: how to get a picture where none can be drawn.
+
+    """
+    from pytest_hwqueue.data.document.drawing import INSTALL, can_plot
+
+    if files.svg is not None and not can_plot():
         raise HwqError(f"--svg: {INSTALL}; {elsewhere}")
-    for option, path in asked.files.named():
+    for option, path in files.named():
         if not path.absolute().parent.is_dir():
             raise HwqError(f"{option}: {path}: there is no folder {path.parent}")
-    return scenario, wanted
 
 
 def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[str]) -> list[Case]:

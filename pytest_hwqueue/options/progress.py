@@ -79,6 +79,12 @@ class WhichProgress:
         self._console.print(f"hwq {self._command}: {text}", markup=False)
 
 
+class PreemptProgress(WhichProgress):
+    """The same of ``hwq preempt``."""
+
+    _command = "preempt"
+
+
 class SearchProgress(WhichProgress):
     """The same of ``hwq capacity``: a permanent line for each verdict and each failure."""
 

@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.answers.page.cells import PageCell, PageRecords, page_cells
 from pytest_hwqueue.answers.page.details import DetailsView, details_of
+from pytest_hwqueue.answers.page.results import (
+    Result,
+    place_of,
+    result_document,
+    results_headline,
+)
 from pytest_hwqueue.answers.session.noise import noise_lines
-from pytest_hwqueue.answers.which.on_page import Result, place_of, result_document, results_headline
 from pytest_hwqueue.data.document.charts import coloured_by, mark
 from pytest_hwqueue.data.document.document import (
     Chart,

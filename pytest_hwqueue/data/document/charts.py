@@ -267,6 +267,36 @@ def rates_chart(
     return view(*layers, simulated=False, description=f"{y} over {x}")
 
 
+def waits_chart(
+    curves: Mapping[str, Sequence[Spec]], x: str, y: str, *, simulated: bool = False
+) -> Spec:
+    """Draw waits over the length of what is waited for, on logarithmic axes.
+
+    Args:
+        curves: by name in the legend: length ``x``, wait ``y``, and the ends ``y_low`` and
+            ``y_high`` of its interval, None where open; all above 0.
+        x: title of the lengths.
+        y: title of the waits.
+        simulated: whether they are a model's.
+
+    """
+    colours = {name: tone(number) for number, name in enumerate(curves)}
+    rows = [
+        {**point, "curve": name, "fill": colours[name]}
+        for name, points in curves.items() for point in points
+    ]  # fmt: skip
+    lengths = [row["x"] for row in rows]
+    across = axis_of("x", x, log=lengths, padding=12)
+    up = axis_of("y", y, log=[*(row["y"] for row in rows), *lengths], padding=12)
+    alike = [{"x": each, "y": each} for each in (min(lengths), max(lengths))]
+    whole = mark("line", {"x": across, "y": up}, alike, color=colour("ink"),
+                 description="a whole kernel", **DOTTED)  # fmt: skip
+    where = {"x": across, "y": up, "stroke": coloured_by("curve", colours)}
+    hints = {"mode": "curve", x: "x", y: "y", "95 %": "y_interval"}
+    return view(whole, _points(rows, where, hints), simulated=simulated,
+                description=f"{y} over {x}")  # fmt: skip
+
+
 def pareto_chart(points: Sequence[Mapping[str, Any]], *, simulated: bool = False) -> Spec:
     """Draw an urgent tenant's P99 against the loss of another, a mark for each mode.
 

@@ -85,6 +85,15 @@ def straight_line(
     return StraightLine(slope, intercept, misfits, p)
 
 
+def mean_of_runs(values: Sequence[float], confidence: float) -> Estimate:
+    """Return the mean of independent runs, with Student's interval; refused for fewer than two."""
+    count = len(values)
+    if count < LEAST_RUNS:
+        return Estimate(n=count, refused=f"{count} of at least {LEAST_RUNS} runs have it")
+    found = _combined([1.0], [fmean(values)], [variance(values) / count], [count - 1], confidence)
+    return found.model_copy(update={"n": count})
+
+
 def misfit_probability(
     x: Sequence[float], means: Sequence[float], of_means: Sequence[float], freedom: Sequence[int]
 ) -> float:

@@ -66,8 +66,11 @@ class Occupy(Workload, declared="occupy"):
         """Make the spinning kernel, and an input and an output vector for each stream."""
         parameters = self.parameters
         duration_ns = max(1, round(parameters.kernel_us * 1e3))
-        # Several streams may launch the same one: it reads nothing but the clock.
-        self._spin = setup.device.kernel_of(duration_ns, filling=parameters.blocks == "all")
+        filling = parameters.blocks == "all"
+        # Several streams may launch the same one: it reads nothing but the clock. To make one runs
+        # some, so that who launches none makes none.
+        spins = [setup.device.kernel_of(duration_ns, filling=filling)] * bool(parameters.depth)
+        self._spins = spins * parameters.depth
         shape = (setup.streams, _ELEMENTS)
         place = setup.device.torch_device
         self._inputs = torch.rand(shape, generator=setup.generator(), device=place)
@@ -96,6 +99,6 @@ class Occupy(Workload, declared="occupy"):
         return {"depth": min(self.parameters.depth, fitting)}
 
     def _run(self, index: int) -> None:
-        for _ in range(self.parameters.depth):
-            self._spin()
+        for spin in self._spins:
+            spin()
         torch.add(self._inputs[index], self.parameters.depth + 1, out=self.outputs[index])

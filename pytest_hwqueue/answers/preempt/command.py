@@ -1,0 +1,185 @@
+"""``hwq preempt``: how long an urgent kernel waits behind a victim's kernels, under each mode."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_hwqueue.data.errors import BadOption, HwqError
+from pytest_hwqueue.options import of_scenarios as common
+from pytest_hwqueue.options.of_commands import (
+    INTERRUPTED,
+    USAGE,
+    OutFiles,
+    interruptible,
+    out_file,
+    output,
+    say,
+    settings_of,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.answers.preempt.file import PreemptFile
+    from pytest_hwqueue.answers.preempt.plan import PreemptPlan
+    from pytest_hwqueue.data.records.tenants import ColocationRecord
+
+# Tenants have no weights, and a victim's kernels have the length that is asked for at any size.
+_OPTIONS = tuple(each for each in common.MEASURING_OPTIONS if each not in ("size", "weights"))
+_MODES = "native,threads-native,threads-stream-priority"
+_NOTHING_SHOWN = 1
+
+
+@with_options(only=_OPTIONS)
+@click.command()
+@click.option("--schedulers", metavar="MODE[,MODE...]", default=_MODES, show_default=True,
+              help="modes, as in scenario files; threads- before one places both tenants in "
+              "threads of one process")  # fmt: skip
+@click.option("--lengths", metavar="TIME[,TIME...]", default="50us,200us,1ms,4ms",
+              show_default=True, help="of the victim's kernels, at least three")  # fmt: skip
+@click.option("--blocks", metavar="one|all", default="all", show_default=True,
+              help="of each of these kernels: as many as fill the device, one, or both in turn, as "
+              "all,one")  # fmt: skip
+@click.option("--depths", metavar="N[,N...]", default="1", show_default=True,
+              help="how many kernels the victim enqueues at once, such as 1,8")  # fmt: skip
+@click.option("--rounds", metavar="N", type=click.IntRange(min=3), default=5, show_default=True,
+              help="fresh processes for each victim under each mode; modes and victims take turns, "
+              "in mirrored order")  # fmt: skip
+@click.option("--requests", metavar="N", type=click.IntRange(min=1), default=500,
+              show_default=True, help="of the urgent tenant in each round")  # fmt: skip
+@click.option("--from", "source", metavar="DIR", type=click.Path(path_type=Path),
+              help="measure nothing: use the records in a folder")  # fmt: skip
+@out_file("svg", "also draw the waits to FILE; needs the extra report")
+@out_file("markdown", "also write the tables to FILE")
+@out_file("json", "also write every figure to FILE")
+def preempt(
+    schedulers: str, lengths: str, blocks: str, depths: str, source: Path | None, **given: Any
+) -> int:
+    """Find how long an urgent kernel waits behind a victim's.
+
+    A tiny kernel arrives at random moments beside a victim that runs kernels of a given length
+    without a pause. From the P99 of its wait over several lengths follows each mode's law: it waits
+    for the kernel under way, for all that is in flight, no longer than some time whatever the
+    victim, or by no straight line. Slope and intercept have intervals over rounds.
+
+    \b
+        hwq preempt
+        hwq preempt --schedulers native,mps,mps-priority --depths 1,8
+        hwq preempt --from .hwqueue/preempt-20260101T120000-4711 --svg waits.svg
+
+    Every window is kept in a folder below --dir, with the scenario that it is of.
+
+    Exit status: 0 if a law was found, whatever it says; 1 if none was; 2 if interrupted, after
+    printing what there is; 4 for wrong usage or input, also if a mode could not be opened.
+    """
+    from pytest_hwqueue.answers.preempt import plan as planned
+    from pytest_hwqueue.answers.preempt.laws import preempt_file
+    from pytest_hwqueue.data.records.tenants import records_in
+
+    files = OutFiles.of(given)
+    common.refuse_unwritable(files, "--from draws from records measured elsewhere")
+    if source is not None:
+        found = preempt_file([record for _, record in records_in(source)], complete=True)
+        if not found.laws:
+            raise HwqError(f"--from: {source} has no window of `hwq preempt`")
+        return _report(found, files)
+    if given["requests"] < planned.least_requests():
+        raise BadOption(
+            "--requests", str(given["requests"]),
+            f"give at least {planned.least_requests()}: P99 takes four fifths of them, and some "
+            "find one of their own before them",
+        )  # fmt: skip
+    plan = planned.PreemptPlan(
+        schedulers=planned.read_schedulers(schedulers),
+        lengths_us=planned.read_lengths(lengths),
+        blocks=planned.read_blocks(blocks),
+        depths=planned.read_depths(depths),
+        requests=given["requests"],
+        rounds=given["rounds"],
+    )
+    plugins = {name: value for name, value in given.items() if name not in _OWN}
+    return _measured(plan, plugins, files)
+
+
+_OWN = ("rounds", "requests", "svg", "markdown", "json_file")
+
+
+def _measured(plan: PreemptPlan, given: dict[str, Any], files: OutFiles) -> int:
+    from pytest_hwqueue.answers.preempt import plan as planned
+    from pytest_hwqueue.answers.preempt.laws import preempt_file
+    from pytest_hwqueue.data.metrics.numbers import duration
+    from pytest_hwqueue.data.records.cell import now
+    from pytest_hwqueue.data.records.files import make_session_folder, session_name
+    from pytest_hwqueue.data.safe_files import write_text
+    from pytest_hwqueue.engine.scenarios.measurer import Measurer
+    from pytest_hwqueue.engine.scenarios.planned_runs import cases, once, own_run
+    from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns
+    from pytest_hwqueue.options.progress import PreemptProgress
+    from pytest_hwqueue.parts.devices.kinds import only_device
+
+    asked = common.ScenarioOptions(
+        file=Path.cwd() / "preempt.hwq.yaml",
+        settings=settings_of(given),
+        files=files,
+        variant=None,
+        schedulers=None,
+    )
+    scenario, text = plan.scenario(Path.cwd())
+    device = only_device(asked.settings.device)
+    if device.capabilities.host and "all" in plan.blocks:
+        raise BadOption(
+            "--blocks", ",".join(plan.blocks),
+            "the CPU has no kernel that fills it; give --blocks one, or an accelerator",
+        )  # fmt: skip
+    whole = f"{plan.rounds * plan.window_s:g}s"
+    settings = common.run_settings(scenario, asked, f"preempt-{session_name(now())}", whole)
+    wanted = cases(scenario)
+    bad = common.unopened_modes(wanted, settings)
+    make_session_folder(settings.folder)
+    write_text(settings.folder / asked.file.name, text)
+    say(f"records are kept in {settings.folder}")
+    say(f"about {duration(plan.urgent_s)} of measuring, without the tenants' starts")
+    runs_of = once(map(own_run, wanted))
+    # How long the victim's kernels are takes one round of the victim alone.
+    lengths = [run for run in runs_of if planned.finds_length(run)]
+    others = [run for run in runs_of if not planned.finds_length(run)]
+    with (
+        common.session_devices(asked.settings),
+        PreemptProgress() as progress,
+        common.tenants_server(scenario, settings) as server,
+    ):
+        measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
+        runs = ScenarioRuns(measurer)
+        with interruptible() as interrupted:
+            runs.take_turns(lengths, 1, [], "end", progress.run_begins)
+            runs.take_turns(others, plan.rounds, [], "end", progress.run_begins)
+    records: list[ColocationRecord] = []
+    for run in runs_of:
+        try:
+            records += runs.records(run)
+        except NotMeasured:
+            continue
+    found = preempt_file(records, complete=not interrupted)
+    status = _report(found, files, settings.folder)
+    for reason in bad:
+        say(f"requested but not measured: {reason}")
+    return INTERRUPTED if interrupted else status or (USAGE if bad else 0)
+
+
+def _report(found: PreemptFile, files: OutFiles, folder: Path | None = None) -> int:
+    from pytest_hwqueue.answers.preempt.report import preempt_document, preempt_svg
+    from pytest_hwqueue.data.safe_files import write_text
+
+    output(preempt_document(found), files, partial(common.figures_json, found),
+           kept=folder and folder / "preempt.json")  # fmt: skip
+    if files.svg is not None:
+        drawn = preempt_svg(found)
+        if drawn is None:
+            click.echo(f"no request was served, so {files.svg} is not drawn", err=True)
+        else:
+            write_text(files.svg, drawn)
+    measured = any(law.verdict != "not measured" for law in found.laws)
+    return 0 if measured else _NOTHING_SHOWN
