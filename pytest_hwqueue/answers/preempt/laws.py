@@ -40,7 +40,7 @@ class _Mode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Windows:
+class _PreemptWindows:
     """Records by what they are of; of windows that were repeated, the last.
 
     Attributes:
@@ -85,8 +85,8 @@ def preempt_file(records: Sequence[ColocationRecord], *, complete: bool) -> Pree
     )
 
 
-def _windows(records: Iterable[ColocationRecord]) -> _Windows:
-    found = _Windows({}, {}, {})
+def _windows(records: Iterable[ColocationRecord]) -> _PreemptWindows:
+    found = _PreemptWindows({}, {}, {})
     last = {(each.id, each.run): each for each in sorted(records, key=lambda each: each.started)}
     for record in last.values():
         tenants = {each.name: each for each in record.plan.tenants}
@@ -111,7 +111,10 @@ def _victim(record: ColocationRecord) -> _Victim:
 
 
 def _law(
-    mode: _Mode, victims: dict[_Victim, list[ColocationRecord]], windows: _Windows, arrival: str
+    mode: _Mode,
+    victims: dict[_Victim, list[ColocationRecord]],
+    windows: _PreemptWindows,
+    arrival: str,
 ) -> PreemptionLaw:
     """Return the law of victims that differ in length alone."""
     first = next(iter(victims))

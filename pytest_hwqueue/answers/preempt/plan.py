@@ -32,8 +32,9 @@ _SHORTEST_US, _LONGEST_US = 10, 1_000_000
 # no fewer than these: one that follows at once finds the host and the device still awake.
 _FLIGHTS_BETWEEN, _LEAST_GAP_US = 4, 10_000
 # A Poisson process needs more than the mean time for its requests; beyond this the window is cut.
-_ROOM = 1.5
-_OF_VICTIM = 200
+_ROOM = 1.25
+# Alone its requests are all alike: their median takes no more.
+_OF_VICTIM = 50
 # A generator may be late by a fifth of what is asked of its tenant (`open_loop.LATENESS_SHARE`).
 _LEAST_DEADLINE_MS = 1.0
 
