@@ -88,6 +88,9 @@ PREPARED = {
     "docs/report.md": """
         hwq run P0 --save main --runs 3
         mv .hwqueue/2* .hwqueue/20260101T120000-4711""",
+    "docs/preempt.md": """
+        hwq preempt --schedulers threads-native --lengths 4ms,6ms,8ms --rounds 3 --requests 460
+        mv .hwqueue/preempt-* .hwqueue/preempt-20260101T120000-4711""",
     "docs/start.md": "git init -qb main",
     "docs/which.md": """
         hwq which high_load --size tiny

@@ -24,6 +24,7 @@ from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import (
     REFUSED,
     PrintedFigure,
+    grouped,
     microseconds,
     times,
 )
@@ -33,8 +34,8 @@ _LENGTH, _WAIT = "length of the victim's kernels, µs (log)", "P99 of the wait, 
 _NOTE = "dotted: a whole kernel"
 _BRACKETS = (
     "A wait is a request's latency from its scheduled arrival, less the median of the urgent "
-    "tenant alone under the same mode. Percentiles are means over rounds, each of fresh processes, "
-    "and brackets 95 % intervals."
+    "tenant alone under the same mode. Percentiles are means over rounds{fresh}, and brackets 95 % "
+    "intervals."
 )
 # A share of what is in flight that is as good as all of it: P99 is 0.99 of a uniform rest.
 _NEARLY = 0.9
@@ -43,13 +44,12 @@ _ONE = 1.5
 _LEAST_DRAWN_US = 1.0
 _COLUMNS = (
     Column("law", "mode"),
-    Column("asked", "kernel", "asked"),
-    Column("kernel", "kernel", "measured"),
+    Column("kernel", "kernel"),
     Column("p50", "P50", "of the wait", rank=1, shares=("p50", "p99")),
     Column("p99", "P99", "of the wait", shares=("p50", "p99")),
-    Column("rounds", "rounds", right=True, rank=3),
+    Column("rounds", "rounds", right=True, rank=3, kept=False),
     Column("requests", "n", right=True, rank=2),
-    Column("left", "left out", right=True, rank=4),
+    Column("left", "left out", right=True, rank=4, kept=False),
 )
 
 
@@ -69,7 +69,9 @@ def preempt_document(found: PreemptFile) -> Document:
     parts += [Paragraph(f"{law.id}: {law.reason}", "red") for law in found.laws if law.reason]
     parts += _chart(found)
     if any(law.waits for law in found.laws):
-        parts += [_table(found.laws), Paragraph(_BRACKETS)]
+        fresh = "" if found.simulated else ", each of fresh processes"
+        parts += [_table(found.laws), Paragraph(_BRACKETS.format(fresh=fresh))]
+        parts += [Paragraph(line) for line in _alone(found.laws)]
     commands = [Command(found.command)] * bool(found.command)
     return Document([*parts, *commands])
 
@@ -110,7 +112,7 @@ def _said(law: PreemptionLaw) -> str:
         assert law.misfit_us is not None
         return (
             f"has no linear law: the P99 of the wait lies up to {microseconds(law.misfit_us)} from "
-            "any line; its percentiles by length stand below"
+            "a straight line; its percentiles by length stand below"
         )
     slope, intercept = _law_in_numbers(law)
     if law.verdict == "shorter":
@@ -164,7 +166,9 @@ def _table(laws: Sequence[PreemptionLaw]) -> Table:
     notes = Notes()
     rows = []
     for law in (each for each in laws if any(wait.requests for wait in each.waits)):
-        alone = Row({"law": law.id, "asked": "alone"}, {"p99": [_us(law.alone_p99_us)]}, opens=True)
+        alone = Row(
+            {"law": law.id, "kernel": "alone"}, {"p99": [_us(law.alone_p99_us)]}, opens=True
+        )
         alone.texts["requests"] = str(law.alone_p50_us.n)
         alone.texts["rounds"] = str(law.alone_p99_us.n)
         rows.append(alone)
@@ -177,12 +181,21 @@ def _row(law: PreemptionLaw, wait: Wait, notes: Notes) -> Row:
     for name, figure in (("kernel", wait.kernel_us), ("P99", wait.p99_us)):
         if figure.value is None:
             notes.refuse(name, figure.refused, law.id, f"{wait.asked_us:g} µs")
-    return Row(
-        {"law": law.id, "asked": str(microseconds(wait.asked_us)),
-         "rounds": str(len(wait.rounds_p99_us)), "requests": str(wait.requests),
-         "left": str(wait.left_out)},
-        {"kernel": [_us(wait.kernel_us)], "p50": [_us(wait.p50_us)], "p99": [_us(wait.p99_us)]},
-    )  # fmt: skip
+    texts = {
+        "law": law.id, "rounds": str(len(wait.rounds_p99_us)), "requests": str(wait.requests),
+        "left": str(wait.left_out),
+    }  # fmt: skip
+    if wait.kernel_us.value is None:
+        texts["kernel"] = f"{microseconds(wait.asked_us)} asked"
+    figures = {"p50": [_us(wait.p50_us)], "p99": [_us(wait.p99_us)]}
+    return Row(texts, {"kernel": [_us(wait.kernel_us)], **figures})
+
+
+def _alone(laws: Sequence[PreemptionLaw]) -> list[str]:
+    """Say what a request takes alone, which is no wait."""
+    known = grouped((str(_us(law.alone_p50_us)), law.id) for law in laws if law.waits)
+    said = [f"{median} ({', '.join(names)})" for median, names in known.items()]
+    return [f"The urgent tenant alone takes at the median {'; '.join(said)}."] if said else []
 
 
 def _us(of: Estimate) -> PrintedFigure:
