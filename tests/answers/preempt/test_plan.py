@@ -11,6 +11,7 @@ from pytest_hwqueue.answers.preempt import plan as planned
 from pytest_hwqueue.answers.preempt.plan import URGENT, VICTIM, PreemptPlan
 from pytest_hwqueue.data.errors import BadInput, BadOption, HwqError
 from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.engine.scenarios.file import read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import cases, own_run
 from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
 
@@ -54,6 +55,15 @@ def test_requests_are_rare_beside_what_is_in_flight_and_alike_alone(tmp_path: Pa
         assert rate == pytest.approx(1 / (4 * depth * 4e-3))
     # Beside short kernels the host rests between requests.
     assert plan(lengths_us=[50, 100, 200]).gap_s(1) == pytest.approx(0.01)
+
+
+def test_the_example_has_the_same_victim(tmp_path: Path) -> None:
+    example = Path(__file__).parents[3] / "examples" / "behind_kernels.hwq.yaml"
+    low = read_scenario(example).tenants_of(None)[1]
+    scenario, _ = plan().scenario(tmp_path)
+    (victim, _) = scenario.tenants_of(scenario.variants[-1])
+    assert low.workload == victim.workload == planned.WORKLOAD
+    assert low.parameters.keys() == victim.parameters.keys()
 
 
 def test_a_window_has_room_for_its_requests_and_the_time_is_of_all() -> None:
