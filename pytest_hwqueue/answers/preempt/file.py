@@ -7,6 +7,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
+from pytest_hwqueue.data.metrics.interference import EffectVerdict
 from pytest_hwqueue.data.metrics.preemption import PreemptionVerdict
 from pytest_hwqueue.data.records.origin import Origin
 from pytest_hwqueue.data.records.placement import TenantPlacement
@@ -47,6 +48,14 @@ class PreemptionLaw(PlainData):
     reason: str = Field("", description="why it was not measured, or not at every length")
     slope: Estimate = Field(description="P99 of the wait per length of a kernel")
     intercept_us: Estimate = Field(description="that P99 behind kernels of no length, by the line")
+    proof: str = Field(
+        "",
+        description="evidence of the last window that the mode was active; empty where simulated",
+    )
+    priority: dict[EffectVerdict, int] = Field(
+        default_factory=dict,
+        description="of how many windows a probe said so of the mode's priority; empty if none did",
+    )
     misfit_us: float | None = Field(
         None, description="how far from the line the mean of a length lies at most"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -129,6 +130,7 @@ def _law(
         reasons += [line for each in lengths for line in _reasons(each, f"{VICTIM} alone")]
         if alone_ns is not None:
             waits.append(_wait(victim, _length(lengths), _waits_of(records), alone_ns))
+    proofs = [each.proof for records in victims.values() for each in records if each.proof]
     law = PreemptionLaw(
         id=_id(mode, first),
         placement=mode.placement,
@@ -145,6 +147,8 @@ def _law(
         ),
         slope=Estimate(unit="×"),
         intercept_us=Estimate(unit="µs"),
+        proof=next((proof.evidence for proof in reversed(proofs)), ""),
+        priority=Counter(proof.priority.verdict for proof in proofs if proof.priority),
     )
     return _fitted(law)
 

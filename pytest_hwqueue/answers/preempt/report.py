@@ -24,6 +24,7 @@ from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import (
     REFUSED,
     PrintedFigure,
+    counted,
     grouped,
     microseconds,
     times,
@@ -71,7 +72,7 @@ def preempt_document(found: PreemptFile) -> Document:
     if any(law.waits for law in found.laws):
         fresh = "" if found.simulated else ", each of fresh processes"
         parts += [_table(found.laws), Paragraph(_BRACKETS.format(fresh=fresh))]
-        parts += [Paragraph(line) for line in _alone(found.laws)]
+        parts += [Paragraph(line) for line in (*_alone(found.laws), *_proofs(found.laws))]
     commands = [Command(found.command)] * bool(found.command)
     return Document([*parts, *commands])
 
@@ -196,6 +197,16 @@ def _alone(laws: Sequence[PreemptionLaw]) -> list[str]:
     known = grouped((str(_us(law.alone_p50_us)), law.id) for law in laws if law.waits)
     said = [f"{median} ({', '.join(names)})" for median, names in known.items()]
     return [f"The urgent tenant alone takes at the median {'; '.join(said)}."] if said else []
+
+
+def _proofs(laws: Sequence[PreemptionLaw]) -> list[str]:
+    """Say by what modes were proven, and what probes saw of their priority."""
+    said = []
+    for law in (each for each in laws if each.proof):
+        probed = [f"{verdict} in {counted(n, 'window')}" for verdict, n in law.priority.items()]
+        priority = f"; priority {', '.join(probed)}" if probed else ""
+        said.append(f"{law.id}: {law.proof}{priority}")
+    return said
 
 
 def _us(of: Estimate) -> PrintedFigure:

@@ -26,8 +26,10 @@ from pytest_hwqueue.answers.preempt.report import (
     sentence,
 )
 from pytest_hwqueue.data.document.document import markdown
+from pytest_hwqueue.data.metrics.interference import EffectVerdict, PriorityEffect
 from pytest_hwqueue.data.metrics.latency import minimum_samples
 from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.engine.scenarios.planned_runs import (
     PlannedRun,
@@ -284,6 +286,21 @@ def test_of_a_repeated_window_the_last_counts_and_other_records_are_left_alone()
             SessionPlan("cuda", "full", Path()), 1.0)}
     )  # fmt: skip
     assert laws([invalid, foreign, *those]) == laws(those)
+
+
+def test_proofs_are_told_with_what_probes_saw() -> None:
+    those = records(kernels)
+    beside = [each for each in those if len(each.tenants) == 2]
+    for number, each in enumerate(beside):
+        seen: EffectVerdict = "not seen" if number == 0 else "proven"
+        effect = PriorityEffect(verdict=seen, reason="", urgent=URGENT, other=VICTIM)
+        proof = Proof("native", "priorities read back", (), priority=effect)
+        those[those.index(each)] = each.model_copy(update={"proof": proof})
+    found = preempt_file(those, complete=True)
+    assert found.laws[0].priority == {"not seen": 1, "proven": len(beside) - 1}
+    text = markdown(preempt_document(found))
+    assert "priorities read back; priority not seen in 1 window, proven in 19 windows" in text
+    assert laws(records(kernels))["native"].proof == ""
 
 
 def test_document_page_and_file_have_the_same_laws(tmp_path: Path) -> None:

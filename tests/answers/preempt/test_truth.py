@@ -92,6 +92,7 @@ def test_the_page_begins_with_the_laws_and_draws_them(session: tuple[Path, Resul
         (["--blocks", "some"], "choose from all and one"),
         (["--depths", "0"], "whole numbers from 1"),
         (["--schedulers", "nativ"], "native"),
+        (["--schedulers", "preload:nothing"], "nothing"),
         (["--device", "cpu"], "give --blocks one, or an accelerator"),
         (["--rounds", "2"], "2 is not in the range x>=3"),
         (["--json", "there/is/none.json"], "there is no folder there/is"),
