@@ -100,6 +100,7 @@ def preempt(
         requests=given["requests"],
         rounds=given["rounds"],
     )
+    plan.refuse_endless()
     plugins = {name: value for name, value in given.items() if name not in _OWN}
     return _measured(plan, plugins, files)
 
@@ -134,7 +135,7 @@ def _measured(plan: PreemptPlan, given: dict[str, Any], files: OutFiles) -> int:
             "--blocks", ",".join(plan.blocks),
             "the CPU has no kernel that fills it; give --blocks one, or an accelerator",
         )  # fmt: skip
-    whole = f"{plan.rounds * plan.window_s:g}s"
+    whole = f"{plan.rounds * plan.window_s:.3f}s"
     settings = common.run_settings(scenario, asked, f"preempt-{session_name(now())}", whole)
     wanted = cases(scenario)
     bad = common.unopened_modes([case for case in wanted if len(case.tenants) > 1], settings)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_hwqueue.data.errors import BadOption, within
 from pytest_hwqueue.data.metrics.latency import minimum_samples
+from pytest_hwqueue.data.metrics.numbers import duration
 from pytest_hwqueue.data.metrics.straight_line import LEAST_PLACES
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.engine.scenarios.file import Scenario, parse_scenario
@@ -35,6 +36,7 @@ _FLIGHTS_BETWEEN, _LEAST_GAP_US = 4, 10_000
 _ROOM = 1.25
 # Alone its requests are all alike: their median takes no more.
 _OF_VICTIM = 50
+_LONGEST_WINDOW_S = 3600.0
 # A generator may be late by a fifth of what is asked of its tenant (`open_loop.LATENESS_SHARE`).
 _LEAST_DEADLINE_MS = 1.0
 
@@ -78,6 +80,16 @@ class PreemptPlan:
         each = (modes * victims * self.requests * self.gap_s(depth) for depth in self.depths)
         return self.rounds * sum(each)
 
+    def refuse_endless(self) -> None:
+        """Raise BadOption if a window might take more than an hour."""
+        if self.window_s > _LONGEST_WINDOW_S:
+            depth = max(self.depths)
+            raise BadOption(
+                "--depths", str(depth),
+                f"with kernels of up to {max(self.lengths_us) / 1e3:g} ms a window takes up to "
+                f"{duration(self.window_s)}: give fewer or shorter ones",
+            )  # fmt: skip
+
     def scenario(self, folder: Path) -> tuple[Scenario, str]:
         """Return the scenario, and its text; ``folder`` is where it stands."""
         import yaml
@@ -96,7 +108,7 @@ class PreemptPlan:
         return {
             "name": NAME,
             "description": "a tiny urgent kernel behind a victim's kernels of a given length",
-            "duration": f"{self.window_s:g}s",
+            "duration": f"{self.window_s:.3f}s",
             "schedulers": {str(each): [*modes] for each, modes in self.schedulers.items()},
             "tenants": [victim, urgent],
             "variants": [*self._urgent_alone(), *self._victims_alone(), *self._beside()],

@@ -11,10 +11,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from pytest_hwqueue.data.errors import RecordError, within
-from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.errors import RecordError, files, within
-from pytest_hwqueue.data.metrics.estimate import PlainData
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.numbers import counted
 from pytest_hwqueue.data.records.counters import CpuCounters
 from pytest_hwqueue.data.records.noise import Causes

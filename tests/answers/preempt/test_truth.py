@@ -91,6 +91,7 @@ def test_the_page_begins_with_the_laws_and_draws_them(session: tuple[Path, Resul
         (["--lengths", "1ms,2ms"], "at least 3 lengths"),
         (["--blocks", "some"], "choose from all and one"),
         (["--depths", "0"], "whole numbers from 1"),
+        (["--depths", "1000"], "kernels of up to 4 ms a window takes up to 2 h 46 min"),
         (["--schedulers", "nativ"], "native"),
         (["--schedulers", "preload:nothing"], "nothing"),
         (["--device", "cpu"], "give --blocks one, or an accelerator"),
