@@ -8,11 +8,12 @@ import importlib.util
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+    # What is imported and collected stays: looking at it over and over takes a tenth of that time.
+    gc.disable()
     settings.register_profile("same", deadline=None, derandomize=True, database=None)
     settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
     settings.load_profile("same")
@@ -76,9 +79,11 @@ def _keep_what_there_is(config: pytest.Config) -> None:
     config.stash[KEPT] = len(sys.modules)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
     """Keep the tests."""
     _keep_what_there_is(session.config)
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -165,6 +170,12 @@ class Sessions:
         """Give the workers' server to sessions from now on."""
         self._given, self._descriptors = dict(variable), descriptors
 
+    @property
+    def descriptor(self) -> int:
+        """The socket of the workers' server."""
+        (descriptor,) = self._descriptors
+        return descriptor
+
     def run(
         self, folder: Path, *arguments: str, **variables: str
     ) -> subprocess.CompletedProcess[str]:
@@ -213,6 +224,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
     environment["PYTHONPATH"] = str(ROOT)
     # Leases of their own: they need not wait for sessions of other tests that measure the CPU.
     environment["TMPDIR"] = str(tmp_path_factory.mktemp("leases"))
+    # Workers of sessions in this process are forked from it, too.
     server = ForkServer(worker_environment(environment), ahead(marks=("P0",), device="sim:h200"))
     begun(server)
     given = Sessions(environment)
@@ -227,7 +239,32 @@ RunInProcess = Callable[..., pytest.RunResult]
 
 
 class Lent(ForkServer):
-    """Forks the tenants of several sessions, none of which ends it."""
+    """Forks from the server that all sessions share, for a test's process; never ends it."""
+
+    def __init__(
+        self, descriptor: int, environment: Mapping[str, str], ignored: Sequence[str] = ()
+    ) -> None:
+        """Take part in a server.
+
+        Args:
+            descriptor: of the server's socket.
+            environment: what a process's must be like, to be forked.
+            ignored: variables of it in which the two may differ.
+
+        """
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._process = None
+        self._ignored = (*LATE, *ignored)
+        self._plain = self._kept(environment)
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with this environment can be forked."""
+        return self._kept(environment) == self._plain
+
+    def _kept(self, environment: Mapping[str, str]) -> dict[str, str]:
+        return {
+            name: each for name, each in environment.items() if not name.startswith(self._ignored)
+        }
 
     def close(self) -> None:
         """Leave it to the others."""
@@ -244,39 +281,37 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 _OF_PYTESTER = ("HOME", "USERPROFILE", "TOX_ENV_DIR")
 
 
-class LentToPytester(Lent):
-    """Forks the workers of sessions in this process, in whatever home these are."""
-
-    def __init__(self) -> None:
-        """Start the server, in a test that has such a session."""
-        self._own = {name: os.environ[name] for name in _OF_PYTESTER if name in os.environ}
-        wanted = ahead(marks=("P0",), device="sim:h200")
-        super().__init__(worker_environment(os.environ), wanted)
-
-    def fits(self, environment: Mapping[str, str]) -> bool:
-        """Whether a process with this environment can be forked."""
-        others = {name: each for name, each in environment.items() if name not in _OF_PYTESTER}
-        return super().fits(others | self._own)
-
-
 @pytest.fixture(scope="session")
-def _workers_server() -> Iterator[LentToPytester]:
-    """What forks workers, so torch is imported once for all sessions in this process."""
-    server = LentToPytester()
-    begun(server)
+def _workers_server(sessions: Sessions) -> Iterator[Lent]:
+    """What forks workers of sessions in this process, in whatever home these are."""
+    server = Lent(sessions.descriptor, worker_environment(os.environ), _OF_PYTESTER)
     yield server
     ForkServer.close(server)
 
 
 @pytest.fixture(scope="session")
-def _tenants_server() -> Iterator[Lent]:
-    """What forks tenants on the CPU, so torch is imported once for all sessions."""
+def tenants_descriptor() -> Iterator[int]:
+    """Socket of what forks all tenants on the CPU, so torch is imported once for them.
+
+    The sessions' server has torch's compiler, too, with which each fork takes a fifth of a second
+    more.
+    """
+    wanted = ahead(["large_gemm_only", "tiny_kernel_stress"])
+    server = ForkServer(worker_environment(os.environ), wanted)
+    begun(server)
+    with server.handing_over() as (_, (descriptor,)):
+        yield descriptor
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def _tenants_server(tenants_descriptor: int) -> Iterator[Lent]:
+    """What forks the tenants of scenarios."""
     from pytest_hwqueue.engine.tenants.identified import tenant_environment
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         _plain(monkeypatch)
-        server = Lent(tenant_environment("cpu"), ahead(["large_gemm_only", "tiny_kernel_stress"]))
-    begun(server)
+        server = Lent(tenants_descriptor, tenant_environment("cpu"))
     yield server
     ForkServer.close(server)
 
@@ -315,8 +350,8 @@ def run_in_process(
         if name.startswith(("HWQ_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
 
-    def lent() -> ForkServer:
-        server: ForkServer = request.getfixturevalue("_workers_server")
+    def lent() -> Lent:
+        server: Lent = request.getfixturevalue("_workers_server")
         return server
 
     monkeypatch.setattr(ForkServer, "handed_over", lent)

@@ -6,20 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_hwqueue.engine.tenants.tenant_processes import tenant_server
+from pytest_hwqueue.engine.tenants.identified import tenant_environment
 from pytest_hwqueue.parts.processes.starting import ForkServer
-from tests.conftest import begun
+from tests.conftest import Lent
 
-_SERVERS: list[ForkServer] = []
+_SERVERS: list[Lent] = []
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_server() -> Iterator[None]:
-    """Start one fork server for all tests, as a session does for all its scenarios."""
-    _SERVERS.append(tenant_server("cpu", ["large_gemm_only", "tiny_kernel_stress"], []))
-    begun(_SERVERS[0])
+def _one_server(tenants_descriptor: int) -> Iterator[None]:
+    """Fork the tenants of all tests from one server, as a session does for all its scenarios."""
+    _SERVERS.append(Lent(tenants_descriptor, tenant_environment("cpu")))
     yield
-    _SERVERS.pop().close()
+    ForkServer.close(_SERVERS.pop())
 
 
 def server_of_tests() -> ForkServer | None:
