@@ -144,6 +144,7 @@ def test_preloads_of_a_real_process(tmp_path: Path) -> None:
     assert printed("print(*conditions.preloads())", LD_PRELOAD=named) == (
         "('libtiny.so', 'libother.so') ('libgone.so',)"
     )
+    assert printed("print(*conditions.preloads())", LD_PRELOAD="") == "() ()"
     # Set later, it does nothing; taken away later, it is still loaded.
     code = "import os; os.environ['LD_PRELOAD'] = '/x/y.so'; print(*conditions.preloads())"
     assert printed(code, LD_PRELOAD=str(tiny)) == "('libtiny.so',) ()"

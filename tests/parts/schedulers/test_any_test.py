@@ -112,18 +112,19 @@ def test_a_preload_of_the_users_stays_and_is_a_condition(
     shutil.copy(library, folder)
     describe(folder, "tiny", preload=["./libtiny.so"])
     pytester.makepyfile("def test_mine(hwq):\n    hwq.measure(lambda: sum(range(100)))")
-    given = arguments("--hwq-isolation=process", "--hwq-scheduler=native,preload:tiny")
-    found = []
-    for preload in (f"{users}:{pytester.path}/libgone.so", ""):
-        result = sessions.result(pytester.path, *given, LD_PRELOAD=preload)
-        result.assert_outcomes(passed=2)
-        found.append({mode: runs[0] for mode, runs in records(pytester.path).items()})
-    with_users, without = found
+    given = arguments("--hwq-isolation=process")
+    both = [*given, "--hwq-scheduler=native,preload:tiny"]
+    result = sessions.result(pytester.path, *both, LD_PRELOAD=f"{users}:{pytester.path}/libgone.so")
+    result.assert_outcomes(passed=2)
+    with_users = {mode: runs[0] for mode, runs in records(pytester.path).items()}
     assert {mode: each["fingerprint"]["hard"]["preload"] for mode, each in with_users.items()} == {
         "native": "libusers.so", "tiny": "libtiny.so, libusers.so",
     }  # fmt: skip
     assert with_users["native"]["fingerprint"]["soft"]["preload_ignored"] == "libgone.so"
-    assert without["native"]["fingerprint"]["hard"]["preload"] == "none"
+    # And without one.
+    sessions.result(pytester.path, *given).assert_outcomes(passed=1)
+    (without,) = records(pytester.path)["native"]
+    assert without["fingerprint"]["hard"]["preload"] == "none"
 
 
 @needs_compiler
