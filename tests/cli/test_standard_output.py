@@ -35,7 +35,6 @@ def hwq(
             "",
             "hetero_kernels         P0    latency_sensitive    2-128",
         ),
-        ({"PYTHONIOENCODING": "latin-1"}, "", "2-128"),
         ({"TERM": "dumb", "COLUMNS": "40"}, "", "hetero_kernels         P0      2–128"),
         ({}, ">&-", ""),
         ({}, "| head -1", ""),
