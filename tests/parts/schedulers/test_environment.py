@@ -7,17 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.records.cell import read_record
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.parts.schedulers.syntax import TenantRequest, open_scheduler
-
-if TYPE_CHECKING:
-    from tests.conftest import Sessions
 
 MODE = "env:CUDA_MODULE_LOADING=EAGER,DEPTH=4"
 
@@ -77,16 +75,13 @@ def test_a_mode_without_a_variable_is_pointless() -> None:
     assert "name a variable" in str(open_scheduler("env").unavailable("cpu", [TenantRequest("a")]))
 
 
-def test_a_test_runs_under_each_value(sessions: Sessions, tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text(
-        "def test_mine(hwq): hwq.measure(lambda: None, streams=1, name='mine')"
-    )
-    result = sessions.result(
-        tmp_path, "--hwq-device=cpu", "--hwq-scheduler=env:DEPTH=1|2", "--hwq-iterations=50",
-        f"--hwq-dir={tmp_path}/records",
-    )  # fmt: skip
-    result.assert_outcomes(passed=2)
-    records = [read_record(path) for path in sorted(tmp_path.rglob("*mine*.json"))]
+def test_a_test_runs_under_each_value(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, [
+        "run", "tiny_kernel_stress", "--device", "cpu", "--size", "tiny", "--streams", "1",
+        "--scheduler", "env:DEPTH=1|2", "--iterations", "50", "--dir", str(tmp_path),
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    records = [read_record(path) for path in sorted(tmp_path.rglob("tiny_*.json"))]
     assert [record.cell.scheduler for record in records] == ["env:DEPTH=1", "env:DEPTH=2"]
     for record in records:
         assert record.scheduler_proof is not None
