@@ -176,8 +176,9 @@ def take_samples(
     draft.declared = DeclaredFigures(
         ratios=[*workload.ratios], overlap=workload.overlap, traffic=workload.traffic()
     )
-    work = {} if "throughput" in refused else draft.work_per_iteration
-    metrics = summarise(draft.samples, work, draft.declared, draft.primary, refused)
+    metrics = summarise(
+        draft.samples, draft.work_per_iteration, draft.declared, draft.primary, refused
+    )
     draft.metrics = metrics.model_copy(
         update={"memory_bytes": memory_bytes, "apart": workload.measured_apart()}
     )

@@ -17,7 +17,8 @@ from pytest_hwqueue.parts.devices.limits import (
 )
 
 # From the gate's opening to the first start, a share of what is timed: small kernels are few here.
-TOLERANCE = {FRONT_END: 0.05, GRAPH_START: 0.05}
+# Several products at once fill each other's last wave of blocks, which one leaves part empty.
+TOLERANCE = {FRONT_END: 0.05, GRAPH_START: 0.05, matrix_units("fp32"): 0.03}
 
 
 @pytest.mark.parametrize("name", LIMITS)
