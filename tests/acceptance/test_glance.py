@@ -46,8 +46,9 @@ def test_a_session_has_a_line_for_each_cell(
         # So few windows on 8 streams leave P99 no interval, and its place says so.
         assert re.search(r" \d+ .* \[(—|[\d.]+, [\d.]+)\] .*\d", line)
         assert streams == 8 or "—" not in line
-    # With a line for the streams in flight.
-    assert records < 18
+    # With a line for the streams in flight, and one for the device's limits.
+    assert records < 19
+    assert any(line.startswith("of the device's limits: ") for line in lines)
     assert "details: -v" in lines[records]
     assert (pytester.path / RECORDS_FOLDER / ".gitignore").exists()
 

@@ -296,6 +296,12 @@ class LivingTenants:
         if energy is not None:
             energy.begin()
 
+        def end(gone_ns: int, ended_ns: int) -> None:
+            if energy is not None:
+                energy.poll(gone_ns, 0)
+            self.tenants.send("end")
+            looking.end(ended_ns)
+
         def watch() -> None:
             self._check()
             gone_ns = time.monotonic_ns() - begin_ns
@@ -305,20 +311,18 @@ class LivingTenants:
             self._show("measure", gone_s, -(-duration_ns // 10**9))
             seen = looking.look(gone_ns)
             if seen is not None and decided(*seen):
-                self.tenants.send("end")
-                looking.end(seen[0].window_ns)
+                end(gone_ns, seen[0].window_ns)
             served_ns = served_all_ns(self.plan, self.tenants.results)
             # What was due by then has its grace to start, as in any window.
             if served_ns is None or looking.ended_ns is not None:
                 return
             if gone_ns >= Window(0, served_ns).over_ns:
-                self.tenants.send("end")
-                looking.end(served_ns)
+                end(gone_ns, served_ns)
 
         over_s = window.over_ns / 1e9
         self.tenants.wait_for(self.tenants.results, over_s + self.limits.finish_s, watch)
         if energy is not None:
-            # Of a window that ended early: then it is over now.
+            # Of a window in which nobody looked after its end.
             energy.poll(time.monotonic_ns() - begin_ns, 0)
             self.draft.mean_power_w = energy.mean_power()
         results = self.tenants.results
