@@ -23,7 +23,7 @@ def test_tiny_kernel_stress(hwq: Hwq) -> None:
     hwq.run()
 
 
-@pytest.mark.P0
+@pytest.mark.P1
 @pytest.mark.hwq_workload("launch_contention")
 def test_launch_contention(hwq: Hwq) -> None:
     """Launching calls from a thread for each stream at once."""

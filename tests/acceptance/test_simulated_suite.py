@@ -26,10 +26,10 @@ VARYING = (
 @pytest.mark.parametrize(
     ("arguments", "cells"),
     [
-        ("--hwq-streams=8 --hwq-iterations=20", 4),
-        pytest.param("--hwq-streams=1,8,32", 11, marks=pytest.mark.slow),
+        ("--hwq-streams=8 --hwq-iterations=20", 3),
+        pytest.param("--hwq-streams=1,8,32", 8, marks=pytest.mark.slow),
         pytest.param(
-            "--hwq-streams=1,8,32 --hwq-dispatch=graph --hwq-iterations=20", 11,
+            "--hwq-streams=1,8,32 --hwq-dispatch=graph --hwq-iterations=20", 8,
             marks=pytest.mark.slow,
         ),
     ],

@@ -82,7 +82,8 @@ def preempt(
     files = OutFiles.of(given)
     common.refuse_unwritable(files, "--from draws from records measured elsewhere")
     if source is not None:
-        found = preempt_file([record for _, record in records_in(source)], complete=True)
+        records = [record for _, record in records_in(source)]
+        found = preempt_file(records, complete=_was_complete(source))
         if not found.laws:
             raise HwqError(f"--from: {source} has no window of `hwq preempt`")
         return _report(found, files)
@@ -105,6 +106,17 @@ def preempt(
     return _measured(plan, plugins, files)
 
 
+def _was_complete(folder: Path) -> bool:
+    """Whether a session has measured all that it was to; one that was killed left no result."""
+    from pytest_hwqueue.answers.preempt.file import PreemptFile
+
+    try:
+        return PreemptFile.model_validate_json((folder / _RESULT).read_bytes()).complete
+    except (OSError, ValueError):
+        return False
+
+
+_RESULT = "preempt.json"
 _OWN = ("rounds", "requests", "svg", "markdown", "json_file")
 
 
@@ -167,7 +179,7 @@ def _measured(plan: PreemptPlan, given: dict[str, Any], files: OutFiles) -> int:
     status = _report(found, files, settings.folder)
     for reason in bad:
         say(f"requested but not measured: {reason}")
-    return INTERRUPTED if interrupted else status or (USAGE if bad else 0)
+    return INTERRUPTED if interrupted else USAGE if bad else status
 
 
 def _report(found: PreemptFile, files: OutFiles, folder: Path | None = None) -> int:
@@ -175,7 +187,7 @@ def _report(found: PreemptFile, files: OutFiles, folder: Path | None = None) -> 
     from pytest_hwqueue.data.safe_files import write_text
 
     output(preempt_document(found), files, partial(common.figures_json, found),
-           kept=folder and folder / "preempt.json")  # fmt: skip
+           kept=folder and folder / _RESULT)  # fmt: skip
     if files.svg is not None:
         drawn = preempt_svg(found)
         if drawn is None:

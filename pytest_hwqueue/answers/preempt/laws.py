@@ -25,6 +25,8 @@ from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
 
 _NS_PER_US = 1e3
+# Other sessions may have tenants of these names, too.
+_OF_A_VICTIM = {"kernel_us", "blocks", "depth"}
 
 
 class _Victim(NamedTuple):
@@ -91,7 +93,9 @@ def _windows(records: Iterable[ColocationRecord]) -> _PreemptWindows:
     last = {(each.id, each.run): each for each in sorted(records, key=lambda each: each.started)}
     for record in last.values():
         tenants = {each.name: each for each in record.plan.tenants}
-        ours = all(each.workload == WORKLOAD for each in tenants.values())
+        ours = all(each.workload == WORKLOAD for each in tenants.values()) and (
+            VICTIM not in tenants or tenants[VICTIM].parameters.keys() >= _OF_A_VICTIM
+        )
         if not ours or record.reason == INTERRUPTED_BEFORE:
             continue
         if tenants.keys() == {URGENT}:

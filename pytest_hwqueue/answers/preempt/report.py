@@ -124,6 +124,11 @@ def _said(law: PreemptionLaw) -> str:
     if law.verdict == "waits":
         return f"waits {slope} × {_what(law)} {intercept}: {_level(law)}"
     longest_us = max(wait.asked_us for wait in law.waits)
+    if matters_us(longest_us) >= longest_us / 2:
+        return (
+            f"is undecided: the slope is {slope} of a kernel, which beside kernels of "
+            f"{longest_us:g} µs and less may be the host's own delays; longer --lengths"
+        )
     return (
         f"is undecided: the slope is {slope} of a kernel, and below "
         f"{matters_us(longest_us) / longest_us:.2g} or above 0.5 would decide; more --rounds, or "
@@ -149,18 +154,31 @@ def _level(law: PreemptionLaw) -> str:
     """Return what a wait of so many kernels means."""
     if law.depth == 1 or law.slope.high < _ONE:
         return "no preemption below kernel level"
-    if law.slope.high >= _NEARLY * law.depth:
+    if law.slope.low > _ONE and law.slope.high >= _NEARLY * law.depth:
         return f"for everything in flight, which are {law.depth} kernels"
+    if law.slope.low <= _ONE:
+        return f"for the kernel under way, or for more of the {law.depth} in flight"
     return f"for some of the {law.depth} kernels in flight"
 
 
 def _why_bounded(law: PreemptionLaw) -> str:
-    return "its one block leaves room" if law.blocks == "one" else "preempts"
+    if law.blocks == "one":
+        return "its one block leaves room"
+    longest_us = max(
+        float(each.kernel_us) for each in law.waits if each.kernel_us.value is not None
+    )
+    if _highest_us(law) > longest_us / 2:
+        return "not for its kernels, and too long to tell whether it preempts them"
+    return "preempts, or has room beside it"
 
 
 def _highest(law: PreemptionLaw) -> PrintedFigure:
     """Return the upper end of the longest wait."""
-    return microseconds(max(wait.p99_us.high for wait in law.waits if wait.p99_us.interval))
+    return microseconds(_highest_us(law))
+
+
+def _highest_us(law: PreemptionLaw) -> float:
+    return max(wait.p99_us.high for wait in law.waits if wait.p99_us.interval)
 
 
 def _table(laws: Sequence[PreemptionLaw]) -> Table:

@@ -22,7 +22,7 @@ from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
 from pytest_hwqueue.data.figures.of_requests import Estimator, ServedRequests, TimesOf
 from pytest_hwqueue.data.figures.served import failed_for
-from pytest_hwqueue.data.metrics.energy import energy_of_a_request
+from pytest_hwqueue.data.metrics.energy import EnergyWindow, energy_of_a_request
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.data.records.origin import origin_of
@@ -167,13 +167,18 @@ def _tenant(
         if within_ns is None
         else over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)
     )
-    power_w = [each.mean_power_w for each in records if each.mean_power_w is not None]
+    energy = [
+        EnergyWindow(each.mean_power_w, each.duration_s)
+        for each in records
+        if each.mean_power_w is not None
+    ]
+    issued = sum(result.issued or 0 for result in results)
     return WhichTenant(
         name=tenant.name,
         work=_work(tenant, results),
         priority=tenant.priority,
         origin=_origin(results),
-        issued=sum(result.issued or 0 for result in results),
+        issued=issued,
         completed=sum(result.completed or 0 for result in results),
         failed=sum(result.failed or 0 for result in results),
         unserved=sum(result.unserved or 0 for result in results),
@@ -195,8 +200,8 @@ def _tenant(
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
         attainment=None if attained is None else in_unit(attained),
         energy_j=None
-        if attained is None or not power_w
-        else energy_of_a_request(power_w, rate, attained),
+        if attained is None or len(energy) < len(records)
+        else energy_of_a_request(energy, issued, attained),
         unit=rates[0].unit if rates else "",
         throughput_items_per_s=_throughput(windows, items, f"{rates[0].unit}/s" if rates else ""),
         throughput_loss=None if kept is None else loss_of(kept),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pytest_hwqueue.data.metrics.estimate import Estimate
@@ -27,8 +28,9 @@ def mean_power(first: EnergyReading, last: EnergyReading) -> Estimate:
     """
     seconds = (last.when_ns - first.when_ns) / 1e9
     joules = (last.energy_mj - first.energy_mj) / 1e3
-    if seconds < LEAST_S:
-        return Estimate(unit="W", refused=f"a window of {seconds:.2g} s; {LEAST_S:g} s suffice")
+    # A window is read some 20 ms after its begin and its end.
+    if seconds < LEAST_S - _COUNTER_S:
+        return Estimate(unit="W", refused=f"a window of {seconds:.3g} s; {LEAST_S:g} s suffice")
     return Estimate(
         value=joules / seconds,
         low=joules / (seconds + _COUNTER_S),
@@ -38,32 +40,42 @@ def mean_power(first: EnergyReading, last: EnergyReading) -> Estimate:
     )
 
 
-def energy_of_a_request(power_w: list[Estimate], rate: Estimate, attained: Estimate) -> Estimate:
-    """Return the device's energy in J divided by a tenant's attained requests.
+class EnergyWindow(NamedTuple):
+    """A window's mean power in W, and how long it was in s."""
 
-    The ends of its interval are those of all three at their worst, and of several windows the
-    outermost ones.
+    power_w: Estimate
+    seconds: float
+
+
+def energy_of_a_request(
+    windows: Sequence[EnergyWindow], issued: int, attained: Estimate
+) -> Estimate:
+    """Return the device's energy in J divided by a tenant's attained requests, of some windows.
+
+    The ends of its interval are those of energy and share at their worst.
 
     Args:
-        power_w: of each window.
-        rate: of the tenant's completed requests, per second.
-        attained: share of its requests that were served in time.
+        windows: in which they were issued, at least one.
+        issued: requests of the tenant in all of them.
+        attained: share of these that were served in time.
 
     """
-    for part in (*power_w, rate, attained):
+    for part in (*(each.power_w for each in windows), attained):
         if part.value is None:
             return Estimate(unit="J", refused=part.refused)
-    if not power_w:
-        return Estimate(unit="J", refused="the device's energy was not counted")
-    per_s = float(rate) * float(attained)
-    if per_s <= 0:
+    if not issued * float(attained):
         return Estimate(unit="J", refused="no request was served in time")
-    mean = sum(map(float, power_w)) / len(power_w)
+    value, low, high = (
+        sum(power * each.seconds for power, each in zip(powers, windows, strict=True))
+        for powers in zip(
+            *((float(one.power_w), one.power_w.low, one.power_w.high) for one in windows),
+            strict=True,
+        )
+    )
     ends = {}
-    if rate.interval is not None and attained.interval is not None and rate.low * attained.low > 0:
-        ends = {
-            "low": min(each.low for each in power_w) / (rate.high * attained.high),
-            "high": max(each.high for each in power_w) / (rate.low * attained.low),
-        }
-    refused = "" if ends else rate.refused or attained.refused or "some of its ends are 0"
-    return Estimate(value=mean / per_s, n=attained.n, unit="J", refused=refused, **ends)
+    if attained.interval is not None and attained.low > 0:
+        ends = {"low": low / (issued * attained.high), "high": high / (issued * attained.low)}
+    refused = "" if ends else attained.refused or "as few as none may be served in time"
+    return Estimate(
+        value=value / (issued * float(attained)), n=attained.n, unit="J", refused=refused, **ends
+    )

@@ -187,7 +187,8 @@ def not_the_drivers(share: float | None, by: LaunchedBy, *, native: bool, locked
     if by == "processes":
         whose, instead = CORES, "use fewer processes, or a machine with a core for each"
     else:
-        whose, instead = INTERPRETER, "use fewer threads, processes, or a Python without a lock"
+        without = ", or a Python without a lock" if locked else ""
+        whose, instead = INTERPRETER, f"use fewer threads, or processes{without}"
         if not native and locked:
             return (
                 f"{whose}: such a launch runs Python, one thread at a time; --hwq-dispatch=graph "

@@ -21,8 +21,8 @@ class LimitShare(PlainData):
 def limit_share(limit: str, reached: Estimate, most: Estimate) -> LimitShare:
     """Return the share of a limit that a rate is.
 
-    The ends of its interval are those of both rates at their worst: both are intervals of
-    independent measurements, so it covers the share at least as often as either covers its rate.
+    The ends of its interval are those of both rates at their worst. It misses the share at most as
+    often as both intervals together miss their rates (Bonferroni): in 10 % of cases of two of 95 %.
 
     Args:
         limit: its name.

@@ -25,6 +25,9 @@ def take_limits(cell: OpenCell, kernels: int | None) -> None:
     samples, ranks = draft.samples, cell.request.plan.rank_sync.ranks
     if device.capabilities.host or ranks.size > 1 or samples is None:
         return
+    if "throughput" in draft.metrics.refused:
+        # Of what is no rate of the device there is no share.
+        return
     cell.stage("limits")
     used = cell.request.workload.limits_used()
     if kernels:

@@ -256,13 +256,17 @@ class CellRunner:
                 draft.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":
                     draft.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
-            if not (request.passes.only_traced or request.passes.lean):
-                take_limits(cell, take_timeline(cell, program))
+            whole = not (request.passes.only_traced or request.passes.lean)
+            kernels = None
+            if whole:
+                kernels = take_timeline(cell, program)
             elif request.passes.lean and request.origin.run == 1:
                 check_streams_alone(cell, program)
             if request.passes.find_causes is not None:
                 with _background_noise(request):
                     request.passes.find_causes(cell, program)
+            if whole:
+                take_limits(cell, kernels)
 
 
 def _fingerprint(device: Device, pool: StreamPool) -> Fingerprint:

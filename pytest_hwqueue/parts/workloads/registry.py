@@ -79,7 +79,7 @@ OF_CLASS = ("name", "family", "mark", "stream_range", "collective", "no_graph")
 _DECLARED = (
     _built_in("hetero_kernels", "latency_sensitive", "P0", (2, 8, 128), "HeteroKernels"),
     _built_in("tiny_kernel_stress", "latency_sensitive", "P0", (1, 16, 128), "TinyKernelStress"),
-    _built_in("launch_contention", "latency_sensitive", "P0", (1, 16, 128), "LaunchContention"),
+    _built_in("launch_contention", "latency_sensitive", "P1", (1, 16, 128), "LaunchContention"),
     _built_in("large_gemm_only", "latency_sensitive", "P0", (1, 4, 32), "LargeGemmOnly"),
     _built_in("llm_decode", "inference", "P1", (1, 1, 16), "LlmDecode"),
     _built_in("speculative_decode", "inference", "P1", (2, 6, 16), "SpeculativeDecode"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def laws(those: Sequence[ColocationRecord]) -> dict[str, PreemptionLaw]:
     ("truth", "verdict", "said"),
     [
         (kernels, "waits", "× the kernel under way + "),
-        (preempting, "bounded", "µs whatever the victim: preempts."),
+        (preempting, "bounded", "µs whatever the victim: preempts, or has room beside it."),
         (slices, "no line", "native has no linear law: the P99 of the wait lies up to "),
     ],
 )
@@ -155,6 +156,23 @@ def test_truth_is_found_and_told(truth: Truth, verdict: str, said: str) -> None:
         assert wait.requests + wait.left_out == 5 * N
         assert wait.left_out == 5 * (N // 50)
     assert law.alone_p50_us.value == pytest.approx(ALONE_US, abs=JITTER_US)
+
+
+def test_a_long_wait_that_does_not_grow_is_for_something_else() -> None:
+    law = laws(records(lambda length_us, depth: 5000.0))["native"]
+    assert law.verdict == "bounded"
+    assert "not for its kernels, and too long to tell whether it preempts them" in sentence(law)
+
+
+def test_windows_of_other_sessions_are_left_alone() -> None:
+    own = records(kernels)
+    other = [
+        each.model_copy(update={"plan": replace(each.plan, tenants=tuple(
+            replace(tenant, parameters={}) for tenant in each.plan.tenants
+        ))})
+        for each in own
+    ]  # fmt: skip
+    assert laws(other) == {}
 
 
 def test_a_kernel_is_told_from_all_in_flight() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -50,6 +51,15 @@ def test_each_law_is_told_from_the_others(
     law: Callable[[float], float], said: str, seed: int
 ) -> None:
     assert verdict(law, seed=seed) == said
+
+
+def test_beside_short_kernels_a_wait_for_one_is_not_called_bounded() -> None:
+    # Of 50 µs, what a wait for a kernel grows by is less than what does not matter.
+    lengths_us = [10.0, 20.0, 50.0]
+    for slope, said in ((0.99, "waits"), (0.0, "undecided")):
+        runs = [[slope * x + 25 + off for off in (-0.2, 0.0, 0.2)] for x in lengths_us]
+        line = straight_line(lengths_us, runs, 0.95)
+        assert preemption_verdict(line, lengths_us, [fmean(each) for each in runs]) == said
 
 
 def test_runs_that_differ_too_much_decide_nothing() -> None:

@@ -53,7 +53,8 @@ def test_no_more_than_two_graphs_are_kept_and_lanes_share_the_weights() -> None:
         for name in ("recompute", "backward", "forward_last"):
             counting(name)
         run.once()
-        assert max(kept) == 2
+        # One where the machine is busy: then a stream is done before the other begins.
+        assert max(kept) in (1, 2)
         assert all(segment.result is None for segment in lane.segments), "when the step is over"
         segments = [segment for each in workload.lanes for segment in each.segments]
         places = {leaf.data_ptr() for segment in segments for leaf in segment._leaves}

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.data.errors import NotApplicable
+from pytest_hwqueue.parts.devices.limits import GRAPH_START
 from pytest_hwqueue.parts.devices.protocol import Stream
 from pytest_hwqueue.parts.workloads.numerics import poison, require_close
 from pytest_hwqueue.parts.workloads.workload import (
@@ -74,6 +75,10 @@ class LaunchContention(Workload, declared="launch_contention"):
     def work_per_iteration(self) -> dict[str, float]:
         """Return the launches of all streams."""
         return {"launches": float(len(self.outputs))}
+
+    def limits_used(self) -> dict[str, float]:
+        """Return the launches, each of which is a graph where they are the driver's."""
+        return {GRAPH_START: float(len(self.outputs))}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each stream's result with the same in float64."""
