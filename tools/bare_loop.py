@@ -181,7 +181,8 @@ def _loop_by_hand(model: str, given: argparse.Namespace) -> None:
     """Write the latencies of a plain torch loop in ns."""
     import torch
 
-    from pytest_hwqueue.parts.workloads.numerics import TORCH_TYPES, set_precision
+    from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES
+    from pytest_hwqueue.parts.workloads.numerics import set_precision
     from pytest_hwqueue.parts.workloads.tenants.models import seeded_model
     from pytest_hwqueue.parts.workloads.tenants.shapes import model_family
 

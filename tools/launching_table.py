@@ -22,7 +22,7 @@ from pytest_hwqueue.data.metrics.numbers import (
     milliseconds,
     percent,
     printed,
-    rate,
+    rate_of,
     time_unit,
 )
 from pytest_hwqueue.data.records.cell import RunRecord, read_record
@@ -54,7 +54,7 @@ def _rows(folder: Path) -> Iterator[list[str]]:
             str(record.cell.streams), "" if found.inside is None else str(figure(found.inside)),
             whose, str(calls.n), *_times(calls, told=True), *_times(control, told=False),
             "" if found.explained is None else str(percent(found.explained)),
-            plain(str(printed(of_all[0], _per_s))) if of_all else "",
+            plain(str(rate_of(of_all[0]))) if of_all else "",
         ]  # fmt: skip
 
 
@@ -73,10 +73,6 @@ def _times(summary: LatencySummary, *, told: bool) -> list[str]:
         return milliseconds(ms, time_unit(ms * 1e6, [ms * 1e6]), ends if told else None)
 
     return [plain(str(printed(each, shown))) for each in (summary.p50, summary.p99)]
-
-
-def _per_s(value: float, ends: Interval | None) -> PrintedFigure:
-    return rate(value, "launches/s", ends)
 
 
 if __name__ == "__main__":

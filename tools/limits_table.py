@@ -8,10 +8,11 @@ Run it from the top of the tree.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_hwqueue.data.document.document import code, plain
-from pytest_hwqueue.data.metrics.numbers import percent, printed, rate
+from pytest_hwqueue.data.metrics.numbers import percent, printed, rate_of
 from pytest_hwqueue.data.records.cell import read_record
 from tools.noise_table import print_table
 
@@ -26,8 +27,9 @@ def main() -> None:
     for path in sorted(parser.parse_args().folder.glob("*_cuda-*.json")):
         record = read_record(path)
         for found in record.metrics.limits:
-            share, most = plain(str(printed(found.share, percent))), found.most
-            whole = "—" if most.value is None else str(rate(most.value, most.unit))
+            share = plain(str(printed(found.share, percent)))
+            # Without its interval, which the share's has in it.
+            whole = str(replace(rate_of(found.most), interval=""))
             rows.append([code(record.cell_id), found.limit, share, whole])
     print_table(_HEAD, rows, [])
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.document.document import (
@@ -16,8 +15,8 @@ from pytest_hwqueue.data.document.document import (
     Row,
     Table,
 )
-from pytest_hwqueue.data.metrics.estimate import Estimate, Interval
-from pytest_hwqueue.data.metrics.numbers import PrintedFigure, counted, figure, printed, rate
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.numbers import PrintedFigure, counted, figure, printed, rate_of
 
 if TYPE_CHECKING:
     from pytest_hwqueue.answers.doctor import Diagnosis
@@ -64,9 +63,9 @@ def _limits(limits: DeviceLimits) -> list[Part]:
     single = [*limits.launching, *limits.streams]
     parts: list[Part] = []
     if limits.rates:
-        parts += [Heading("The device's own limits"), _rates_table(limits.rates)]
+        parts += [Heading("The device's own limits"), _single_table(limits.rates, "most", rate_of)]
         parts += _missing((row.name, row.figure) for row in limits.rates)
-    parts += [Heading("Limits"), _single_table(single)]
+    parts += [Heading("Limits"), _single_table(single, "median", _printed)]
     parts += _missing((row.name, row.figure) for row in single)
     if limits.queues:
         parts += [Heading("Queues that run at once"), _queue_table(limits.queues)]
@@ -84,30 +83,16 @@ def _limits(limits: DeviceLimits) -> list[Part]:
 _DISPATCH = "Dispatch by the device alone (kernels of 50 µs, held until all are enqueued)"
 
 
-def _rates_table(rows: Sequence[Limit]) -> Table:
+def _single_table(
+    rows: Sequence[Limit], what: str, show: Callable[[Estimate], PrintedFigure]
+) -> Table:
+    """Return a table of single figures, under the heading ``what``."""
     columns = (
-        Column("name", "what"), Column("rate", "most", unit_in_header=False),
+        Column("name", "what"), Column("figure", what, unit_in_header=False),
         Column("n", "n", right=True, rank=1),
     )  # fmt: skip
     return Table(columns, [
-        Row({"name": row.name, "n": str(row.figure.n or "")}, {"rate": [
-            printed(row.figure, partial(_rate, row.figure.unit))
-        ]})
-        for row in rows
-    ])  # fmt: skip
-
-
-def _rate(unit: str, value: float, ends: Interval | None) -> PrintedFigure:
-    return rate(value, unit, ends)
-
-
-def _single_table(rows: Sequence[Limit]) -> Table:
-    columns = (
-        Column("name", "what"), Column("median", "median", unit_in_header=False),
-        Column("n", "n", right=True, rank=1),
-    )  # fmt: skip
-    return Table(columns, [
-        Row({"name": row.name, "n": str(row.figure.n or "")}, {"median": [_printed(row.figure)]})
+        Row({"name": row.name, "n": str(row.figure.n or "")}, {"figure": [show(row.figure)]})
         for row in rows
     ])  # fmt: skip
 

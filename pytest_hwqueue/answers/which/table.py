@@ -161,7 +161,6 @@ def _tenant(
     # Then no longer window gives more.
     counted = any(each.requests is not None for each in entry.run.tenants)
     kept = None if entry.role == "solo" else over(figures.throughput, native)
-    rate = over_sessions.absolute(figures.throughput, windows, CONFIDENCE)
     attained = (
         None
         if within_ns is None
@@ -183,7 +182,7 @@ def _tenant(
         failed=sum(result.failed or 0 for result in results),
         unserved=sum(result.unserved or 0 for result in results),
         failed_for=failed_for(results),
-        requests_per_s=in_unit(rate),
+        requests_per_s=in_unit(over_sessions.absolute(figures.throughput, windows, CONFIDENCE)),
         mean_ms=in_unit(
             over_sessions.absolute(figures.mean, windows, CONFIDENCE), 1 / _NS_PER_MS, "ms"
         ),

@@ -202,6 +202,11 @@ def rate(
     return figure(value * scaled, _scaled(interval, scaled), name)
 
 
+def rate_of(given: Estimate) -> PrintedFigure:
+    """Format a rate that may be refused, in a readable scale of its own unit."""
+    return printed(given, lambda value, ends: rate(value, given.unit, ends))
+
+
 def rate_in_short(value: float, unit: str) -> PrintedFigure:
     """Format a rate without what is counted per second, such as ``4.20 M``; see `work_unit`."""
     shown = rate(value, unit)

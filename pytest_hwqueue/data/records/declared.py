@@ -9,6 +9,9 @@ from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.data.metrics.estimate import PlainData
 
+SampleOf = Literal["iteration", "launch", "request", "call"]
+"""What one sample of a judged series is of."""
+
 
 @dataclass(frozen=True)
 class Primary:
@@ -21,7 +24,7 @@ class Primary:
         Field(description="of one sample, such as token; pace where iterations are not waited for"),
     ]
     per: Annotated[
-        Literal["iteration", "launch", "request", "call"],
+        SampleOf,
         Field(
             description="iteration: a whole one; launch: each launch with this tag; request: "
             "launches of one request, on any streams; call: each launching call of the host, while "

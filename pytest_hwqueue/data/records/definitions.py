@@ -8,7 +8,8 @@ another version, or of none, is ``incomparable`` and not a regression.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+
+from pytest_hwqueue.data.records.declared import SampleOf
 
 VERSIONS: Mapping[str, int] = {
     # The latency that is judged, by what one sample is of.
@@ -28,9 +29,7 @@ OWN_TEST = 2
 function alone, so tests of several folders or classes could be in one."""
 
 
-def definitions(
-    per: Literal["iteration", "launch", "request", "call"], workload: int
-) -> dict[str, int]:
+def definitions(per: SampleOf, workload: int) -> dict[str, int]:
     """Return the versions of a cell's figures, by figure.
 
     Args:

@@ -16,6 +16,7 @@ import torch
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import median_estimate
 from pytest_hwqueue.parts.devices.protocol import Device, Marks, StreamPool
+from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES, host_empty
 from pytest_hwqueue.parts.devices.torch_settings import Float32Precision
 
 FRONT_END, GRAPH_START, MEMORY = "front end", "graph start", "memory"
@@ -42,9 +43,6 @@ _MOVED_BYTES = 2**30
 # several at once leave no multiprocessor idle at the end of each: 52.6, not 51.1 TFLOP/s (fp32).
 _MATRIX_ROWS = 8192
 _MATRIX_STREAMS = 4
-_TORCH_TYPES = {
-    "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-}  # fmt: skip
 # One more than the fewest that give a median's interval.
 _ROUNDS = 7
 
@@ -107,8 +105,7 @@ def _graph_start(device: Device, pool: StreamPool) -> _Work:
 def _copies(to_host: bool) -> Callable[[Device, StreamPool], _Work]:
     def prepare(device: Device, pool: StreamPool) -> _Work:
         there = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=device.torch_device)
-        pinned = device.torch_device.type != "cpu"
-        here = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        here = host_empty(device, (_COPIED_BYTES,), torch.uint8)
         source, target = (there, here) if to_host else (here, there)
         return _repeated(pool, lambda: target.copy_(source, non_blocking=True), _COPIED_BYTES / 1e9)
 
@@ -125,7 +122,7 @@ def _products(dtype: str) -> Callable[[Device, StreamPool], _Work]:
     def prepare(device: Device, pool: StreamPool) -> _Work:
         shape = (_MATRIX_ROWS, _MATRIX_ROWS)
         a, b = (
-            torch.randn(shape, device=device.torch_device).to(_TORCH_TYPES[dtype]) for _ in range(2)
+            torch.randn(shape, device=device.torch_device).to(TORCH_TYPES[dtype]) for _ in range(2)
         )
         outs = [torch.empty_like(a) for _ in pool.streams]
 
@@ -157,7 +154,7 @@ _LIMITS = {
     MEMORY: _Limit("GB/s", 1, _memory),
     **{
         matrix_units(each): _Limit("TFLOP/s", _MATRIX_STREAMS, _products(each))
-        for each in _TORCH_TYPES
+        for each in TORCH_TYPES
     },
 }
 LIMITS = tuple(_LIMITS)

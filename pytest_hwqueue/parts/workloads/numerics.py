@@ -5,15 +5,10 @@ from __future__ import annotations
 import torch
 
 from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES
 from pytest_hwqueue.parts.devices.torch_settings import Float32Precision
 from pytest_hwqueue.parts.workloads.workload import MatmulType, Setup
 
-TORCH_TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 # Relative error of the norm against a product in float64: rounding of the format's products and
 # of the stored result, with room for the order of summation.
 _TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -12,15 +11,6 @@ from pytest_hwqueue.parts.devices.energy import EnergyMeter, energy_meter
 from .vendors import NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml
 
 WINDOW_NS = 10_000_000_000
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def put(module: Any) -> Any:
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        return module
-
-    return put
 
 
 def watch(meter: EnergyMeter, *gone_s: float, end_ns: int = WINDOW_NS) -> None:

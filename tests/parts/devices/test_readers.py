@@ -30,15 +30,6 @@ from pytest_hwqueue.parts.devices.telemetry import (
 from .vendors import GONE, NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, process, raising
 
 
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def put(module: Any) -> Any:
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        return module
-
-    return put
-
-
 @pytest.mark.parametrize("identifier", [UUID, f"GPU-{UUID}", "0000:0A:00.0", SLICE, f"MIG-{SLICE}"])
 def test_nvml_units_and_identifiers(install: Any, identifier: str) -> None:
     library = install(Nvml(ComputeRunningProcesses=[process(GONE, None)]))

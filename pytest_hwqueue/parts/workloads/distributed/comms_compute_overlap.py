@@ -13,8 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pytest_hwqueue.data.errors import NotApplicable
 from pytest_hwqueue.data.records.declared import Traffic
 from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES
 from pytest_hwqueue.parts.workloads.distributed.collectives import Collective, Exchange, bus_factor
-from pytest_hwqueue.parts.workloads.numerics import TORCH_TYPES, Matmul, poison, set_precision
+from pytest_hwqueue.parts.workloads.numerics import Matmul, poison, set_precision
 from pytest_hwqueue.parts.workloads.workload import (
     TORCH_SPELLINGS,
     MatmulType,

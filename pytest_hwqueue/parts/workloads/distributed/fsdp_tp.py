@@ -12,6 +12,7 @@ from torch.nn.utils import vector_to_parameters
 
 from pytest_hwqueue.data.errors import NotApplicable
 from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES
 from pytest_hwqueue.parts.workloads.distributed.segments import (
     ParallelBlock,
     RankGrid,
@@ -19,7 +20,7 @@ from pytest_hwqueue.parts.workloads.distributed.segments import (
     end_step,
     plain_gradients,
 )
-from pytest_hwqueue.parts.workloads.numerics import TORCH_TYPES, require_close, set_precision
+from pytest_hwqueue.parts.workloads.numerics import require_close, set_precision
 from pytest_hwqueue.parts.workloads.workload import PrimaryLatency, Setup, Where, Workload
 
 # Relative error of a block's gradient. The reference does the same products, over the same batches

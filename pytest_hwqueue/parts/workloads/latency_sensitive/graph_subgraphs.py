@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES
 from pytest_hwqueue.parts.workloads.numerics import (
-    TORCH_TYPES,
     poison,
     require_close,
     set_precision,

@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.parts.devices.protocol import Event, Stream
+from pytest_hwqueue.parts.devices.tensors import host_empty
 from pytest_hwqueue.parts.workloads.numerics import poison, require_close, set_precision
-from pytest_hwqueue.parts.workloads.pipeline.stages import grouped, host_empty, thirds
+from pytest_hwqueue.parts.workloads.pipeline.stages import grouped, thirds
 from pytest_hwqueue.parts.workloads.tenants.models import seeded_model
 from pytest_hwqueue.parts.workloads.tenants.shapes import ModelSize, model_family
 from pytest_hwqueue.parts.workloads.workload import (

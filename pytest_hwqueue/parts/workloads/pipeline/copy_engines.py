@@ -12,8 +12,8 @@ from pytest_hwqueue.data.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.parts.devices.kinds import visible_accelerators
 from pytest_hwqueue.parts.devices.limits import TO_DEVICE, TO_HOST
 from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.tensors import host_empty
 from pytest_hwqueue.parts.workloads.numerics import poison
-from pytest_hwqueue.parts.workloads.pipeline.stages import host_empty
 from pytest_hwqueue.parts.workloads.workload import (
     Parameters,
     PrimaryLatency,

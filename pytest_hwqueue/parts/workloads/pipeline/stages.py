@@ -212,13 +212,3 @@ def grouped(
     """Cut streams into three groups of these sizes, in order."""
     first, second = sizes[0], sizes[0] + sizes[1]
     return streams[:first], streams[first:second], streams[second:]
-
-
-def host_empty(device: Device, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Create a tensor in host memory, page-locked if the device copies from it directly.
-
-    Without page-locking a runtime makes the host wait for each copy. If the device is the host, or
-    simulated, there is nothing to lock.
-    """
-    pinned = device.torch_device.type != "cpu"
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pinned)

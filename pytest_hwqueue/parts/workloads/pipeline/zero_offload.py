@@ -14,8 +14,8 @@ from torch.optim.adam import adam
 
 from pytest_hwqueue.data.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.parts.devices.protocol import Event, Stream
+from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES, host_empty
 from pytest_hwqueue.parts.workloads.numerics import (
-    TORCH_TYPES,
     poison,
     require_close,
     set_precision,
@@ -24,7 +24,6 @@ from pytest_hwqueue.parts.workloads.pipeline.stages import (
     HostTask,
     LayerShare,
     grouped,
-    host_empty,
     matrices,
     thirds,
 )

@@ -17,8 +17,9 @@ from pytest_hwqueue.data.errors import BadInput, CheckFailed, HwqError, translat
 from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.parts.devices.kinds import resolve_size
 from pytest_hwqueue.parts.devices.protocol import Device, Stream
+from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES
 from pytest_hwqueue.parts.devices.torch_settings import tf32_allowed
-from pytest_hwqueue.parts.workloads.numerics import TORCH_TYPES, require_close, set_precision
+from pytest_hwqueue.parts.workloads.numerics import require_close, set_precision
 from pytest_hwqueue.parts.workloads.tenants.families import (
     ModelFamily,
     TransformersFamily,
