@@ -40,9 +40,9 @@ _NOTHING_SHOWN = 1
               "threads of one process")  # fmt: skip
 @click.option("--lengths", metavar="TIME[,TIME...]", default="50us,200us,1ms,4ms",
               show_default=True, help="of the victim's kernels, at least three")  # fmt: skip
-@click.option("--blocks", metavar="one|all", default="all", show_default=True,
-              help="of each of these kernels: as many as fill the device, one, or both in turn, as "
-              "all,one")  # fmt: skip
+@click.option("--waves", metavar="N[,N...]", default="4", show_default=True,
+              help="how many times as many blocks each of these kernels has as the device holds at "
+              "once; 0: one block, which leaves room")  # fmt: skip
 @click.option("--depths", metavar="N[,N...]", default="1", show_default=True,
               help="how many kernels the victim enqueues at once, such as 1,8")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=3), default=5, show_default=True,
@@ -56,7 +56,7 @@ _NOTHING_SHOWN = 1
 @out_file("markdown", "also write the tables to FILE")
 @out_file("json", "also write every figure to FILE")
 def preempt(
-    schedulers: str, lengths: str, blocks: str, depths: str, source: Path | None, **given: Any
+    schedulers: str, lengths: str, waves: str, depths: str, source: Path | None, **given: Any
 ) -> int:
     """Find how long an urgent kernel waits behind a victim's.
 
@@ -96,8 +96,8 @@ def preempt(
     plan = planned.PreemptPlan(
         schedulers=planned.read_schedulers(schedulers),
         lengths_us=planned.read_lengths(lengths),
-        blocks=planned.read_blocks(blocks),
-        depths=planned.read_depths(depths),
+        waves=planned.read_numbers("--waves", waves, 0, planned.MOST_WAVES),
+        depths=planned.read_numbers("--depths", depths, 1, 1000),
         requests=given["requests"],
         rounds=given["rounds"],
     )
@@ -142,10 +142,10 @@ def _measured(plan: PreemptPlan, given: dict[str, Any], files: OutFiles) -> int:
     )
     scenario, text = plan.scenario(Path.cwd())
     device = only_device(asked.settings.device)
-    if device.capabilities.host and "all" in plan.blocks:
+    if device.capabilities.host and any(plan.waves):
         raise BadOption(
-            "--blocks", ",".join(plan.blocks),
-            "the CPU has no kernel that fills it; give --blocks one, or an accelerator",
+            "--waves", ",".join(map(str, plan.waves)),
+            "the CPU has no kernel that fills it; give --waves 0, or an accelerator",
         )  # fmt: skip
     whole = f"{plan.rounds * plan.window_s:.3f}s"
     settings = common.run_settings(scenario, asked, f"preempt-{session_name(now())}", whole)

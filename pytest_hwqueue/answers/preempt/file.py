@@ -34,10 +34,13 @@ class Wait(PlainData):
 class PreemptionLaw(PlainData):
     """The wait over the length of the victim's kernels, under one mode."""
 
-    id: str = Field(description="such as threads-native, one block, depth 8")
+    id: str = Field(description="such as threads-native, 1 wave, depth 8")
     placement: TenantPlacement
     scheduler: str
-    blocks: Literal["one", "all"] = Field(description="of the victim's kernels")
+    waves: int = Field(
+        description="how many times as many blocks the victim's kernels have as the device holds "
+        "at once; 0: one block"
+    )
     depth: int = Field(description="how many kernels the victim enqueues at once")
     alone_p50_us: Estimate = Field(
         description="median latency of the urgent tenant alone under this mode, which is no wait"

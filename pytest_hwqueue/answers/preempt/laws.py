@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_hwqueue.answers.preempt.file import PreemptFile, PreemptionLaw, Wait
-from pytest_hwqueue.answers.preempt.plan import DEEP, NAME, SHALLOW, URGENT, VICTIM, WORKLOAD
+from pytest_hwqueue.answers.preempt.plan import (
+    DEEP,
+    DEFAULT_WAVES,
+    NAME,
+    SHALLOW,
+    URGENT,
+    VICTIM,
+    WORKLOAD,
+)
 from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples, percentile
@@ -26,14 +34,14 @@ from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
 
 _NS_PER_US = 1e3
 # Other sessions may have tenants of these names, too.
-_OF_A_VICTIM = {"kernel_us", "blocks", "depth"}
+_OF_A_VICTIM = {"kernel_us", "waves", "depth"}
 
 
 class _Victim(NamedTuple):
     """Kernels of a victim."""
 
     length_us: float
-    blocks: str
+    waves: int
     depth: int
 
 
@@ -67,16 +75,16 @@ class _Waits(NamedTuple):
 
 
 def preempt_file(records: Sequence[ColocationRecord], *, complete: bool) -> PreemptFile:
-    """Return the law of each mode, blocks and depth that records are of; others are left alone."""
+    """Return the law of each mode, waves and depth that records are of; others are left alone."""
     windows = _windows(records)
     laws = []
     for mode, victims in windows.beside.items():
-        kinds = dict.fromkeys((v.blocks, v.depth, arrival) for v, arrival in victims)
-        for blocks, depth, arrival in kinds:
+        kinds = dict.fromkeys((v.waves, v.depth, arrival) for v, arrival in victims)
+        for waves, depth, arrival in kinds:
             those = {
                 v: found
                 for (v, its), found in sorted(victims.items())
-                if (v.blocks, v.depth, its) == (blocks, depth, arrival)
+                if (v.waves, v.depth, its) == (waves, depth, arrival)
             }
             laws.append(_law(mode, those, windows, arrival))
     return PreemptFile(
@@ -112,7 +120,7 @@ def _windows(records: Iterable[ColocationRecord]) -> _PreemptWindows:
 
 def _victim(record: ColocationRecord) -> _Victim:
     given = record.plan.tenant(VICTIM).parameters
-    return _Victim(float(given["kernel_us"]), str(given["blocks"]), int(given["depth"]))
+    return _Victim(float(given["kernel_us"]), int(given["waves"]), int(given["depth"]))
 
 
 def _law(
@@ -139,7 +147,7 @@ def _law(
         id=_id(mode, first),
         placement=mode.placement,
         scheduler=mode.scheduler,
-        blocks="one" if first.blocks == "one" else "all",
+        waves=first.waves,
         depth=first.depth,
         alone_p50_us=_alone(alone_ns, len(pooled)),
         alone_p99_us=_over_rounds(alone, 0.99, alone_ns or 0.0)[0],
@@ -194,9 +202,9 @@ def _fitted(law: PreemptionLaw) -> PreemptionLaw:
 
 def _id(mode: _Mode, victim: _Victim) -> str:
     threads = f"{mode.placement}-" * (mode.placement == TenantPlacement.THREADS)
-    one = ", one block" * (victim.blocks == "one")
+    blocks = f", {counted(victim.waves, 'wave')}" if victim.waves else ", one block"
     deep = f", depth {victim.depth}" * (victim.depth > 1)
-    return f"{threads}{mode.scheduler}{one}{deep}"
+    return f"{threads}{mode.scheduler}{blocks * (victim.waves != DEFAULT_WAVES)}{deep}"
 
 
 def _reasons(records: Iterable[ColocationRecord], what: str) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from pytest_hwqueue.parts.schedulers.syntax import parse_entry, split_entries
 NAME = "preempt"
 VICTIM, URGENT = "victim", "urgent"
 WORKLOAD = "occupy"
-BLOCKS = ("all", "one")
+DEFAULT_WAVES, MOST_WAVES = 4, 64
 SHALLOW, DEEP = 1, 9
 """Depths of a victim alone: by their difference a kernel's length is free of the host's share."""
 
@@ -48,7 +48,7 @@ class PreemptPlan:
     Attributes:
         schedulers: modes by placement.
         lengths_us: of the victim's kernels.
-        blocks: of these.
+        waves: of their blocks; 0 is a single block.
         depths: how many of them the victim enqueues at once.
         requests: of the urgent tenant in each window.
         rounds: windows of each victim under each mode.
@@ -57,7 +57,7 @@ class PreemptPlan:
 
     schedulers: Mapping[TenantPlacement, Sequence[str]]
     lengths_us: Sequence[int]
-    blocks: Sequence[str]
+    waves: Sequence[int]
     depths: Sequence[int]
     requests: int
     rounds: int
@@ -76,7 +76,7 @@ class PreemptPlan:
     def urgent_s(self) -> float:
         """How long all windows with the urgent tenant take together, without starts."""
         modes = sum(map(len, self.schedulers.values()))
-        victims = 1 + len(self.blocks) * len(self.lengths_us)
+        victims = 1 + len(self.waves) * len(self.lengths_us)
         each = (modes * victims * self.requests * self.gap_s(depth) for depth in self.depths)
         return self.rounds * sum(each)
 
@@ -126,23 +126,23 @@ class PreemptPlan:
 
     def _victims_alone(self) -> list[dict[str, Any]]:
         return [
-            {"name": f"{blocks}_{us}us_alone_d{depth}", "only": [VICTIM],
+            {"name": f"w{waves}_{us}us_alone_d{depth}", "only": [VICTIM],
              "schedulers": {str(TenantPlacement.PROCESSES): [NATIVE.name]},
-             "set": {VICTIM: {"parameters": _kernels(us, blocks, depth), "requests": _OF_VICTIM}}}
-            for blocks in self.blocks for us in self.lengths_us for depth in (SHALLOW, DEEP)
+             "set": {VICTIM: {"parameters": _kernels(us, waves, depth), "requests": _OF_VICTIM}}}
+            for waves in self.waves for us in self.lengths_us for depth in (SHALLOW, DEEP)
         ]  # fmt: skip
 
     def _beside(self) -> list[dict[str, Any]]:
         return [
-            {"name": f"{blocks}_{us}us_d{depth}",
-             "set": {VICTIM: {"parameters": _kernels(us, blocks, depth)},
+            {"name": f"w{waves}_{us}us_d{depth}",
+             "set": {VICTIM: {"parameters": _kernels(us, waves, depth)},
                      URGENT: {"arrival": self._arrival(depth)}}}
-            for depth in self.depths for blocks in self.blocks for us in self.lengths_us
+            for depth in self.depths for waves in self.waves for us in self.lengths_us
         ]  # fmt: skip
 
 
-def _kernels(length_us: int, blocks: str, depth: int) -> dict[str, Any]:
-    return {"kernel_us": float(length_us), "blocks": blocks, "depth": depth}
+def _kernels(length_us: int, waves: int, depth: int) -> dict[str, Any]:
+    return {"kernel_us": float(length_us), "waves": waves, "depth": depth}
 
 
 def finds_length(run: PlannedRun) -> bool:
@@ -168,21 +168,12 @@ def read_lengths(text: str) -> list[int]:
     return unlike
 
 
-def read_blocks(text: str) -> list[str]:
-    """Read how many blocks victims' kernels have: ``all``, ``one``, or both."""
-    found = [*dict.fromkeys(_parts(text))]
-    for part in found or [text]:
-        if part not in BLOCKS:
-            raise BadOption("--blocks", part, "choose from all and one, or give all,one")
-    return found
-
-
-def read_depths(text: str) -> list[int]:
-    """Read how many kernels victims enqueue at once, such as ``1,8``."""
+def read_numbers(option: str, text: str, least: int, most: int) -> list[int]:
+    """Read whole numbers such as ``1,8``, in order."""
     found = []
     for part in _parts(text) or [text]:
-        if not (part.isdecimal() and 1 <= int(part) <= 1000):
-            raise BadOption("--depths", part, "give whole numbers from 1 to 1000")
+        if not (part.isdecimal() and least <= int(part) <= most):
+            raise BadOption(option, part, f"give whole numbers from {least} to {most}")
         found.append(int(part))
     return sorted(set(found))
 

@@ -40,7 +40,7 @@ _BRACKETS = (
 )
 # A share of what is in flight that is as good as all of it: P99 is 0.99 of a uniform rest.
 _NEARLY = 0.9
-# No more kernels than one and a half are one.
+# No more kernels, or blocks, than one and a half are one.
 _ONE = 1.5
 _LEAST_DRAWN_US = 1.0
 _COLUMNS = (
@@ -117,10 +117,7 @@ def _said(law: PreemptionLaw) -> str:
         )
     slope, intercept = _law_in_numbers(law)
     if law.verdict == "shorter":
-        return (
-            f"waits {slope} × {_what(law)} {intercept}: preempts within a kernel, later in a long "
-            "one"
-        )
+        return f"waits {slope} × {_what(law)} {intercept}: preempts {_where(law)}"
     if law.verdict == "waits":
         return f"waits {slope} × {_what(law)} {intercept}: {_level(law)}"
     longest_us = max(wait.asked_us for wait in law.waits)
@@ -161,8 +158,15 @@ def _level(law: PreemptionLaw) -> str:
     return f"for some of the {law.depth} kernels in flight"
 
 
+def _where(law: PreemptionLaw) -> str:
+    """Return at which point a kernel gives way that is not waited for to its end."""
+    if law.waves > 1 and 1 / _ONE < law.slope.low * law.waves <= law.slope.high * law.waves < _ONE:
+        return f"where its blocks end, each of which lasts 1/{law.waves} of it"
+    return "within a kernel, later in a long one"
+
+
 def _why_bounded(law: PreemptionLaw) -> str:
-    if law.blocks == "one":
+    if not law.waves:
         return "its one block leaves room"
     longest_us = max(
         float(each.kernel_us) for each in law.waits if each.kernel_us.value is not None

@@ -168,7 +168,7 @@ class OpenCell:
         # Behind launches that fill the device a small kernel would run beside other streams' work,
         # and be felt once it outlasts all of that.
         filling = workload.primary.marks == "events" and not self.device.capabilities.host
-        return SlowedLaunches(self.device, workload.iterate, self.spins_ns, filling=filling)
+        return SlowedLaunches(self.device, workload.iterate, self.spins_ns, waves=int(filling))
 
     @contextmanager
     def telemetry(self) -> Iterator[TelemetryLog]:

@@ -431,19 +431,19 @@ class _TimedLaunches:
 class SlowedLaunches:
     """An iteration each of whose launches is followed by a spin, within the launch and its events.
 
-    ``filling`` spins keep all of the device busy. If iterations launch different numbers of
+    Spins of a wave keep all of the device busy. If iterations launch different numbers of
     functions, those that were not timed spin like the mean of those that were.
     """
 
     def __init__(
         self, device: Device, enqueue: Enqueue, spins_ns: Mapping[Place, float],
-        *, filling: bool = False,
+        *, waves: int = 0,
     ) -> None:  # fmt: skip
         def spin(ns: float) -> Callable[[], None]:
             steps = round(math.log(max(1.0, ns)) / _STEP)
             rounded_ns = max(1, round(math.exp(steps * _STEP)))
             if rounded_ns not in kernels:
-                kernels[rounded_ns] = device.kernel_of(rounded_ns, filling=filling)
+                kernels[rounded_ns] = device.kernel_of(rounded_ns, waves=waves)
             return kernels[rounded_ns]
 
         kernels: dict[int, Callable[[], None]] = {}

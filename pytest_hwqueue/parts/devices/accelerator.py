@@ -368,7 +368,7 @@ class Accelerator:
             self._runtime = Runtime(self.kind == "hip")
         self.profiled = False
         self._idle: IdleStreams[StreamKind] | None = None
-        self._spins: dict[type[OneBlockSpin | FillingSpin], OneBlockSpin | FillingSpin] = {}
+        self._spins: dict[int, OneBlockSpin | FillingSpin] = {}
         self._green_contexts: dict[tuple[int, ...], GreenContexts] = {}
 
     @property
@@ -506,19 +506,17 @@ class Accelerator:
         """Return the device time between two completed events, in nanoseconds."""
         return round(float(event_of(start).elapsed_time(event_of(end))) * 1e6)
 
-    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
-        """Return a spinning kernel that lasts about ``duration_ns``.
-
-        It has one block, or, ``filling``, as many threads as the device holds.
+    def kernel_of(self, duration_ns: int, *, waves: int = 0) -> Callable[[], None]:
+        """Return a spinning kernel that lasts about ``duration_ns``; see `Device.kernel_of`.
 
         Raises:
             DeviceError: if torch cannot compile one that fills the device.
 
         """
-        kind = FillingSpin if filling else OneBlockSpin
-        if kind not in self._spins:
-            self._spins[kind] = kind(torch.device("cuda", self.index))
-        return self._spins[kind].kernel_of(duration_ns)
+        if waves not in self._spins:
+            place = torch.device("cuda", self.index)
+            self._spins[waves] = FillingSpin(place, waves) if waves else OneBlockSpin(place)
+        return self._spins[waves].kernel_of(duration_ns)
 
     call_of = staticmethod(BusyCall.lasting)
     clock_reading_ns = staticmethod(clock_reading_ns)

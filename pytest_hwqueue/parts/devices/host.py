@@ -112,14 +112,14 @@ class HostDevice:
         """Return the time between two completed events, in nanoseconds."""
         return host_event(end).when_ns - host_event(start).when_ns
 
-    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+    def kernel_of(self, duration_ns: int, *, waves: int = 0) -> Callable[[], None]:
         """Return sines that keep one core busy for about ``duration_ns``.
 
         Raises:
             DeviceError: if it is to fill the device: a stream is a thread, which has one core.
 
         """
-        if filling:
+        if waves:
             raise DeviceError("a stream of the CPU is one thread: it has no kernel that fills all")
         if duration_ns not in self._kernels:
             self._kernels[duration_ns] = _busy_core(duration_ns)

@@ -281,11 +281,16 @@ class Device(Protocol):
     def elapsed_ns(self, start: Event, end: Event) -> int:
         """Return the device time between two completed events, in nanoseconds."""
 
-    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
-        """Return a function that occupies one execution unit, or all, for about ``duration_ns``.
+    def kernel_of(self, duration_ns: int, *, waves: int = 0) -> Callable[[], None]:
+        """Return a function that occupies the device for about ``duration_ns``.
+
+        Args:
+            duration_ns: how long it takes alone.
+            waves: how many times as many blocks it has as the device holds at once; with 0 it has
+                one block, which leaves room for others.
 
         Raises:
-            DeviceError: if none can be made that occupies all of this device.
+            DeviceError: if none can be made that fills this device.
 
         """
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
-from statistics import median
 
 import torch
 
@@ -17,8 +17,11 @@ _FILL = """template <typename T> T hwq_fill(T ticks) {
   do { NOW } while (now - begin < (unsigned long long)ticks);
   return ticks;
 }"""
-# ATen/native/cuda/thread_constants.h, `thread_work_size`: so many, one after the other.
-_ELEMENTS_OF_A_THREAD = 4
+# ATen/native/cuda, CUDALoops.cuh and thread_constants.h: a block has so many threads, each of which
+# does at least so many elements, one after the other, and at most four times as many.
+_THREADS, _ELEMENTS_OF_A_THREAD, _MOST_OF_LEAST = 128, 4, 4
+# Between once and twice.
+_LONGER = 1.5
 _TRIAL_CYCLES = 2_000_000
 _TRIAL_NS = 1_000_000
 _TRIALS = 5
@@ -43,38 +46,48 @@ class OneBlockSpin:
 
 
 class FillingSpin:
-    """A kernel with as many threads as the device holds: others wait for it as for a large product.
+    """A kernel of one or more waves of blocks: others wait for it as for a large product.
 
-    Compiled by torch's jiterator; the time of its last block counts.
+    A wave is as many blocks as the device holds at once, which is found by trying: how many threads
+    torch gives to the elements, and how many registers to a thread, it does not tell. The kernel
+    is compiled by torch's jiterator; the time of its last block counts.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        """Compile the kernel, and find out what it takes besides spinning.
+    def __init__(self, device: torch.device, waves: int) -> None:
+        """Compile the kernel, and find out how many of its blocks fit, and what they take.
 
         Raises:
             DeviceError: if torch cannot compile for this device.
 
         """
-        found = torch.cuda.get_device_properties(device)
-        threads = found.multi_processor_count * found.max_threads_per_multi_processor
-        self._elements = threads * _ELEMENTS_OF_A_THREAD
         self._device = device
-        self._ticks_per_ns = 1 / ns_per_tick(device) / _ELEMENTS_OF_A_THREAD
         self._fill = compiled(_FILL, device)
-        trial = self._kernel(_TRIAL_NS * self._ticks_per_ns)
+        ticks = _TRIAL_NS / ns_per_tick(device) / _ELEMENTS_OF_A_THREAD
         try:
-            # Its threads may do another number of elements each, or not fit at once.
-            self._ticks_per_ns *= _TRIAL_NS / _took_ns(device, trial)
+            self._elements = waves * self._fitting(ticks)
+            self._ticks_per_ns = ticks / _took_ns(device, self._kernel(ticks, self._elements))
         except RuntimeError as error:
             raise no_kernel(device, error) from error
 
     def kernel_of(self, duration_ns: int) -> Callable[[], None]:
         """Return a kernel that lasts about ``duration_ns``."""
-        return self._kernel(duration_ns * self._ticks_per_ns)
+        return self._kernel(duration_ns * self._ticks_per_ns, self._elements)
 
-    def _kernel(self, ticks: float) -> Callable[[], None]:
+    def _fitting(self, ticks: float) -> int:
+        """Return the most elements whose blocks all begin at once."""
+        found = torch.cuda.get_device_properties(self._device)
+        # A block for each multiprocessor, if threads do the fewest elements.
+        step = found.multi_processor_count * _THREADS * _ELEMENTS_OF_A_THREAD
+        most = _MOST_OF_LEAST * found.max_threads_per_multi_processor // _THREADS
+
+        def took_ns(steps: int) -> float:
+            return _took_ns(self._device, self._kernel(ticks, steps * step))
+
+        return step * steps_at_once(took_ns, most)
+
+    def _kernel(self, ticks: float, elements: int) -> Callable[[], None]:
         values = torch.full(
-            (self._elements,), max(1, round(ticks)), dtype=torch.int64, device=self._device
+            (elements,), max(1, round(ticks)), dtype=torch.int64, device=self._device
         )
         # Other streams read them.
         torch.cuda.synchronize(self._device)
@@ -85,8 +98,23 @@ class FillingSpin:
         return kernel
 
 
+def steps_at_once(took_ns: Callable[[int], float], most: int) -> int:
+    """Return the most steps, up to ``most``, with which a kernel takes as long as with one.
+
+    Args:
+        took_ns: how long a kernel of so many steps takes; blocks that do not fit begin when others
+            end, so that it takes twice as long.
+        most: that can fit.
+
+    """
+    one_wave_ns = took_ns(1)
+    more = range(2, most + 1)
+    # As many of these fit as come before the first that does not.
+    return 1 + bisect_left(more, True, key=lambda steps: took_ns(steps) > _LONGER * one_wave_ns)
+
+
 def _took_ns(device: torch.device, launch: Callable[[], None]) -> float:
-    """Return how long a kernel takes, in ns."""
+    """Return how long a kernel takes, in ns: the shortest, since others may use the device, too."""
     times_ms: list[float] = []
     with torch.cuda.device(device):
         # The first launch of a kernel loads it.
@@ -98,4 +126,4 @@ def _took_ns(device: torch.device, launch: Callable[[], None]) -> float:
             end.record()
             end.synchronize()
             times_ms.append(start.elapsed_time(end))
-    return median(times_ms) * 1e6
+    return min(times_ms) * 1e6

@@ -82,9 +82,9 @@ def test_a_kernel_that_is_too_short_to_count_with_is_refused() -> None:
     class Disturbed(HostDevice):
         calibrated = False
 
-        def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+        def kernel_of(self, duration_ns: int, *, waves: int = 0) -> Callable[[], None]:
             first, self.calibrated = not self.calibrated, True
-            return (lambda: None) if first else super().kernel_of(duration_ns, filling=filling)
+            return (lambda: None) if first else super().kernel_of(duration_ns, waves=waves)
 
     with pytest.raises(DeviceError, match=r"meant to last 2000 ms lasted \d"):
         limits.queues_at_once(Disturbed(), 1, 2_000_000_000)
@@ -126,7 +126,7 @@ def test_launches_that_block_are_refused_instead_of_tried_forever() -> None:
         def new_event(self) -> HostEvent:
             return Done()
 
-        def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+        def kernel_of(self, duration_ns: int, *, waves: int = 0) -> Callable[[], None]:
             return lambda: None
 
     with pytest.raises(DeviceError, match=r"could not be enqueued .* launches wait"):

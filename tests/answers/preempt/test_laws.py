@@ -110,11 +110,11 @@ def record(run: PlannedRun, number: int, tenants: Sequence[TenantResult], **chan
 
 
 def records(
-    truth: Truth, depths: Sequence[int] = (1,), blocks: Sequence[str] = ("all",), rounds: int = 5
+    truth: Truth, depths: Sequence[int] = (1,), waves: Sequence[int] = (4,), rounds: int = 5
 ) -> list[ColocationRecord]:
     """All that a session has, under native in processes."""
     plan = PreemptPlan(
-        {TenantPlacement.PROCESSES: ["native"]}, LENGTHS_US, blocks, depths, N, rounds
+        {TenantPlacement.PROCESSES: ["native"]}, LENGTHS_US, waves, depths, N, rounds
     )
     scenario, _ = plan.scenario(Path())
     found = []
@@ -190,14 +190,22 @@ def test_a_kernel_is_told_from_all_in_flight() -> None:
 
 
 def test_one_block_that_leaves_room_is_no_preemption() -> None:
-    law = laws(records(preempting, blocks=("one",)))["native, one block"]
+    law = laws(records(preempting, waves=(0,)))["native, one block"]
     assert sentence(law).endswith("whatever the victim: its one block leaves room.")
 
 
 def test_what_waits_for_less_than_half_a_kernel_is_preempted_within() -> None:
-    law = laws(records(lambda x, depth: 0.3 * x))["native"]
+    law = laws(records(lambda x, depth: 0.4 * x))["native"]
     assert law.verdict == "shorter"
     assert ": preempts within a kernel, later in a long one." in sentence(law)
+
+
+def test_what_waits_for_a_block_is_preempted_where_blocks_end() -> None:
+    law = laws(records(lambda x, depth: x / 4))["native"]
+    assert law.verdict == "shorter"
+    assert sentence(law).endswith(": preempts where its blocks end, each of which lasts 1/4 of it.")
+    single = laws(records(lambda x, depth: x / 4, waves=(1,)))["native, 1 wave"]
+    assert sentence(single).endswith(": preempts within a kernel, later in a long one.")
 
 
 def test_too_few_rounds_to_decide_say_what_would() -> None:

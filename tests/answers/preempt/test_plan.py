@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ PROCESSES, THREADS = TenantPlacement.PROCESSES, TenantPlacement.THREADS
 def plan(**changed: object) -> PreemptPlan:
     given = {
         "schedulers": {PROCESSES: ["native", "xsched:level=1,threshold=1"], THREADS: ["native"]},
-        "lengths_us": [50, 1000, 4000], "blocks": ["all", "one"], "depths": [1, 8],
+        "lengths_us": [50, 1000, 4000], "waves": [4, 0], "depths": [1, 8],
         "requests": 500, "rounds": 5,
     }  # fmt: skip
     return PreemptPlan(**{**given, **changed})  # type: ignore[arg-type]
@@ -67,7 +68,7 @@ def test_the_example_has_the_same_victim(tmp_path: Path) -> None:
 
 
 def test_a_window_has_room_for_its_requests_and_the_time_is_of_all() -> None:
-    few = plan(depths=[1], blocks=["all"])
+    few = plan(depths=[1], waves=[4])
     assert few.window_s == pytest.approx(1.25 * 500 * 0.016)
     # The urgent tenant alone, and beside three victims, under three modes, five times.
     assert few.urgent_s == pytest.approx(5 * 3 * 4 * 500 * 0.016)
@@ -77,8 +78,7 @@ def test_a_window_has_room_for_its_requests_and_the_time_is_of_all() -> None:
     ("read", "text", "found"),
     [
         (planned.read_lengths, "1ms, 50us,200 µs,1000us", [50, 200, 1000]),
-        (planned.read_blocks, "one, all,one", ["one", "all"]),
-        (planned.read_depths, "8,1", [1, 8]),
+        (partial(planned.read_numbers, "--depths", least=1, most=9), "8, 1,8", [1, 8]),
         (
             planned.read_schedulers, "native,threads-native,xsched:threshold=1|2",
             {PROCESSES: ["native", "xsched:threshold=1", "xsched:threshold=2"],
@@ -102,11 +102,10 @@ def test_options_are_read(read: Callable[[str], object], text: str, found: objec
         (planned.read_lengths, "1us,1ms,2ms", "from 10us"),
         (planned.read_lengths, "1ms,2ms,2000ms", "to 1000ms"),
         (planned.read_lengths, "", "at least 3 lengths"),
-        (planned.read_blocks, "two", "all and one"),
-        (planned.read_blocks, "", "all and one"),
-        (planned.read_depths, "0", "from 1"),
-        (planned.read_depths, "1,x", "from 1"),
-        (planned.read_depths, "", "from 1"),
+        *[
+            (partial(planned.read_numbers, "--depths", least=1, most=9), text, "from 1 to 9")
+            for text in ("0", "10", "1,x", "")
+        ],
         (planned.read_schedulers, "nativ", "native"),
         (planned.read_schedulers, "", "give one or more"),
     ],

@@ -1,7 +1,8 @@
 """The law that is found of a simulated device is the one that it has, and `--from` finds it again.
 
 Threads share it kernel by kernel: an urgent one waits for the one under way. Processes have it in
-time slices of 2 ms: an urgent one waits for the end of a slice, however long the kernel is.
+time slices of 2 ms: an urgent one waits for the end of a slice, however long the kernel is. With
+priorities of streams it waits for the blocks that have begun.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ def hwq(*arguments: str | Path, columns: int = 200) -> Result:
 
 @pytest.fixture(name="session", scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """A session of two modes, and what the command printed."""
+    """A session of three modes, and what the command printed."""
     folder = tmp_path_factory.mktemp("preempt")
     result = hwq(
         "preempt", "--device", "sim:h200", "--lengths", "8ms,12ms,16ms", "--rounds", "3",
-        "--requests", "460", "--schedulers", "native,threads-native", "--dir", folder,
+        "--requests", "460", "--schedulers", "native,threads-native,threads-stream-priority",
+        "--dir", folder,
     )  # fmt: skip
     (session,) = folder.iterdir()
     return session, result
@@ -50,6 +52,10 @@ def test_modes_have_the_laws_of_the_model(session: tuple[Path, Result]) -> None:
     # Its kernels last as long as was asked for, and as long as the next takes to start.
     for wait in shared.waits:
         assert wait.kernel_us.value == pytest.approx(wait.asked_us, rel=0.001)
+    # Urgent blocks are the first to start where others end: a wave lasts a quarter of a kernel.
+    urgent = found["threads-stream-priority"]
+    assert urgent.verdict == "shorter"
+    assert urgent.slope.value == pytest.approx(0.99 / 4, abs=0.01)
     slices = found["native"]
     assert slices.verdict == "bounded"
     slice_us = load_profile("h200").sharing.time_slice_ns.value / 1e3
@@ -69,8 +75,8 @@ def test_records_give_the_same_again_and_say_what_was_measured(
     same = (tmp_path / "again.json").read_text(encoding="utf-8")
     assert same == (folder / "preempt.json").read_text(encoding="utf-8")
     # The urgent tenant alone, and beside three victims; each victim alone, of few and many kernels.
-    modes, rounds, victims = 2, 3, 3
-    assert len(records_in(folder)) == modes * rounds * victims + rounds + 2 * victims
+    modes, rounds, victims = 3, 3, 3
+    assert len(records_in(folder)) == modes * rounds * victims + 2 * rounds + 2 * victims
     assert "workload: occupy" in (folder / "preempt.hwq.yaml").read_text(encoding="utf-8")
 
 
@@ -78,7 +84,7 @@ def test_the_page_begins_with_the_laws_and_draws_them(session: tuple[Path, Resul
     folder, _ = session
     page = page_of(find_records([folder]), folder / "report.html")
     assert page.headline.sentence.startswith("Simulated, not measured: ")
-    assert len(page.headline.more) == 1
+    assert len(page.headline.more) == 2
     assert page.simulated
     (answer,) = page.answers
     assert any(getattr(part, "title", "").startswith("Wait over") for part in answer.parts)
@@ -89,12 +95,12 @@ def test_the_page_begins_with_the_laws_and_draws_them(session: tuple[Path, Resul
     [
         (["--requests", "459"], "give at least 460"),
         (["--lengths", "1ms,2ms"], "at least 3 lengths"),
-        (["--blocks", "some"], "choose from all and one"),
+        (["--waves", "65"], "give whole numbers from 0 to 64"),
         (["--depths", "0"], "whole numbers from 1"),
         (["--depths", "1000"], "kernels of up to 4 ms a window takes up to 2 h 46 min"),
         (["--schedulers", "nativ"], "native"),
         (["--schedulers", "preload:nothing"], "nothing"),
-        (["--device", "cpu"], "give --blocks one, or an accelerator"),
+        (["--device", "cpu"], "give --waves 0, or an accelerator"),
         (["--rounds", "2"], "2 is not in the range x>=3"),
         (["--json", "there/is/none.json"], "there is no folder there/is"),
         (["--from", "."], ". has no window of `hwq preempt`"),

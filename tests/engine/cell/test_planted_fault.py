@@ -66,10 +66,10 @@ class Accelerator:
     capabilities = KINDS["cuda"]
 
     def __init__(self) -> None:
-        self.filling: list[bool] = []
+        self.waves: list[int] = []
 
-    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
-        self.filling.append(filling)
+    def kernel_of(self, duration_ns: int, *, waves: int = 0) -> Callable[[], None]:
+        self.waves.append(waves)
         return lambda: None
 
 
@@ -82,4 +82,4 @@ def test_work_that_fills_the_device_is_followed_by_a_spin_that_does(name: str) -
     open_cell = cast("Callable[..., OpenCell]", OpenCell)
     cell = open_cell(device, None, None, CellDraft("spins"), None, {(0, 0): 100.0})
     cell.iteration(workload)
-    assert set(device.filling) == {name == "large_gemm_only"}
+    assert set(device.waves) == {int(name == "large_gemm_only")}

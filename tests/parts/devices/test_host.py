@@ -276,7 +276,7 @@ def test_device_says_what_it_is_and_refuses_what_it_lacks(device: HostDevice) ->
     assert device.kernel_of(1_000) is kernel
     assert device.kernel_of(2_000) is not kernel
     with pytest.raises(DeviceError, match="one thread: it has no kernel that fills all"):
-        device.kernel_of(1_000, filling=True)
+        device.kernel_of(1_000, waves=1)
 
 
 def test_memory_peaks_count_from_a_reset(

@@ -109,7 +109,7 @@ def test_full_size_fits_any_streams_and_a_timeline_holds_no_more_than_asked(
 # What some parameters take, of values that none should take.
 TAKEN = {
     0: {"speculative_decode.divergence", "comms_compute_overlap.async_op", "copy_engines.peer",
-        "occupy.depth"},
+        "occupy.depth", "occupy.waves"},
     2.5: {"speculative_decode.divergence", "fsdp_tp.learning_rate", "moe.capacity_factor",
           "zero_offload.learning_rate", "occupy.kernel_us"},
     None: {"comms_compute_overlap.compute_streams", "comms_compute_overlap.process_groups",

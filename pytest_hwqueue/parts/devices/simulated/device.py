@@ -276,11 +276,11 @@ class SimulatedDevice:
         """Return the virtual device time between two completed events, in ns."""
         return simulated_event(end).when_ns - simulated_event(start).when_ns
 
-    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
-        """Return a kernel of one block, or of as many as fit, that lasts ``duration_ns``."""
+    def kernel_of(self, duration_ns: int, *, waves: int = 0) -> Callable[[], None]:
+        """Return a kernel of one block, or of waves of them, that lasts ``duration_ns``."""
         cut = self.profile.multiprocessing
         slots = cut.multiprocessors.value * cut.block_slots_per_multiprocessor.value
-        blocks = slots if filling else 1
+        blocks = slots * waves or 1
         return EnqueuedWork(self.costs, KernelWork(max(1, duration_ns), blocks, name="spin"), {})
 
     def call_of(self, duration_ns: int) -> Call:

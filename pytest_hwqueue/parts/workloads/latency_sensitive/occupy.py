@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -27,9 +27,10 @@ class OccupyParameters(Parameters):
     """How long the device is occupied, how much of it, and by how many kernels at once."""
 
     kernel_us: float = Field(1000.0, gt=0, description="length of a spinning kernel, in µs")
-    blocks: Literal["one", "all"] = Field(
-        "one", description="of a spinning kernel: one, or as many as fill the device"
-    )
+    waves: int = Field(
+        0, ge=0, le=64, description="how many times as many blocks a spinning kernel has as the "
+        "device holds at once; 0: one block"
+    )  # fmt: skip
     depth: int = Field(
         1, ge=0, description="spinning kernels of a stream, before the one that leaves a result"
     )
@@ -56,20 +57,21 @@ class Occupy(Workload, declared="occupy"):
 
     def require_applicable(self, where: Where) -> None:
         """Refuse kernels that fill a device without multiprocessors."""
-        if self.parameters.blocks == "all" and where.capabilities.host:
+        if self.parameters.waves and where.capabilities.host:
             raise NotApplicable(
-                "occupy: blocks=all fills all multiprocessors, and the CPU has none; give "
-                "blocks=one, or an accelerator"
+                "occupy: waves of blocks fill all multiprocessors, and the CPU has none; give "
+                "waves=0, or an accelerator"
             )
 
     def setup(self, setup: Setup) -> None:
         """Make the spinning kernel, and an input and an output vector for each stream."""
         parameters = self.parameters
         duration_ns = max(1, round(parameters.kernel_us * 1e3))
-        filling = parameters.blocks == "all"
         # Several streams may launch the same one: it reads nothing but the clock. To make one runs
         # some, so that who launches none makes none.
-        spins = [setup.device.kernel_of(duration_ns, filling=filling)] * bool(parameters.depth)
+        spins = [setup.device.kernel_of(duration_ns, waves=parameters.waves)] * bool(
+            parameters.depth
+        )
         self._spins = spins * parameters.depth
         shape = (setup.streams, _ELEMENTS)
         place = setup.device.torch_device
