@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from pytest_hwqueue.answers.preempt.file import PreemptFile, PreemptionLaw, Wait
@@ -132,8 +133,8 @@ def _law(
     """Return the law of victims that differ in length alone."""
     first = next(iter(victims))
     alone = _waits_of(windows.alone.get((mode.scheduler, arrival), []))
-    pooled = [each for one in alone for each in one.ns]
-    alone_ns = percentile(pooled, 0.5) if pooled else None
+    medians_ns = [percentile(each.ns, 0.5) for each in alone if each.ns]
+    alone_ns = fmean(medians_ns) if medians_ns else None
     reasons = _reasons([*windows.alone.get((mode.scheduler, arrival), [])], f"{URGENT} alone")
     waits = []
     for victim, records in victims.items():
@@ -141,7 +142,7 @@ def _law(
         lengths = [windows.victims.get(victim._replace(depth=at), []) for at in (SHALLOW, DEEP)]
         reasons += [line for each in lengths for line in _reasons(each, f"{VICTIM} alone")]
         if alone_ns is not None:
-            waits.append(_wait(victim, _length(lengths), _waits_of(records), alone_ns))
+            waits.append(_wait(victim, _length(lengths), _waits_of(records), medians_ns))
     proofs = [each.proof for records in victims.values() for each in records if each.proof]
     law = PreemptionLaw(
         id=_id(mode, first),
@@ -149,8 +150,8 @@ def _law(
         scheduler=mode.scheduler,
         waves=first.waves,
         depth=first.depth,
-        alone_p50_us=_alone(alone_ns, len(pooled)),
-        alone_p99_us=_over_rounds(alone, 0.99, alone_ns or 0.0)[0],
+        alone_p50_us=_alone(medians_ns, sum(len(each.ns) for each in alone)),
+        alone_p99_us=_alone_p99(alone),
         waits=waits,
         verdict="not measured",
         reason="; ".join(
@@ -162,10 +163,10 @@ def _law(
         proof=next((proof.evidence for proof in reversed(proofs)), ""),
         priority=Counter(proof.priority.verdict for proof in proofs if proof.priority),
     )
-    return _fitted(law)
+    return _fitted(law, [each / _NS_PER_US for each in medians_ns])
 
 
-def _fitted(law: PreemptionLaw) -> PreemptionLaw:
+def _fitted(law: PreemptionLaw, alone_us: Sequence[float]) -> PreemptionLaw:
     """Return a law with its line and verdict, from the lengths that have what these take."""
     points = [
         (wait.kernel_us.value, wait.rounds_p99_us)
@@ -187,7 +188,9 @@ def _fitted(law: PreemptionLaw) -> PreemptionLaw:
             }
         )
     lengths_us = [length for length, _ in points]
-    line: StraightLine = straight_line(lengths_us, [runs for _, runs in points], CONFIDENCE)
+    line: StraightLine = straight_line(
+        lengths_us, [runs for _, runs in points], CONFIDENCE, alone_us
+    )
     means = [line.at(at) + off for at, off in zip(lengths_us, line.misfits, strict=True)]
     return law.model_copy(
         update={
@@ -225,13 +228,31 @@ def _unserved(record: ColocationRecord) -> int:
     return (urgent.failed or 0) + (urgent.unserved or 0)
 
 
-def _alone(alone_ns: float | None, n: int) -> Estimate:
-    if alone_ns is None:
+def _alone(medians_ns: Sequence[float], requests: int) -> Estimate:
+    """Return the mean of the rounds' medians, and how many requests they are of."""
+    medians_us = [each / _NS_PER_US for each in medians_ns]
+    if not medians_us:
         return Estimate(unit="µs", refused=f"{URGENT} alone completed no request")
-    return Estimate(value=alone_ns / _NS_PER_US, n=n, unit="µs")
+    found = mean_of_runs(medians_us, CONFIDENCE)
+    if found.value is None:
+        found = Estimate(value=medians_us[0])
+    return found.model_copy(update={"n": requests, "unit": "µs"})
 
 
-def _wait(victim: _Victim, kernel_us: Estimate, rounds: Sequence[_Waits], alone_ns: float) -> Wait:
+def _alone_p99(rounds: Sequence[_Waits]) -> Estimate:
+    """Return how far each round's P99 is from its own median, on average."""
+    needed = minimum_samples(0.99)
+    values = [
+        (percentile(each.ns, 0.99) - percentile(each.ns, 0.5)) / _NS_PER_US
+        for each in rounds
+        if len(each.ns) >= needed
+    ]
+    return mean_of_runs(values, CONFIDENCE).model_copy(update={"unit": "µs"})
+
+
+def _wait(
+    victim: _Victim, kernel_us: Estimate, rounds: Sequence[_Waits], alone_ns: Sequence[float]
+) -> Wait:
     p50, _ = _over_rounds(rounds, 0.5, alone_ns)
     p99, values = _over_rounds(rounds, 0.99, alone_ns)
     return Wait(
@@ -246,16 +267,21 @@ def _wait(victim: _Victim, kernel_us: Estimate, rounds: Sequence[_Waits], alone_
 
 
 def _over_rounds(
-    rounds: Sequence[_Waits], quantile: float, alone_ns: float
+    rounds: Sequence[_Waits], quantile: float, alone_ns: Sequence[float]
 ) -> tuple[Estimate, list[float]]:
-    """Return the mean over rounds of a percentile of the wait in µs, and each round's."""
+    """Return the mean over rounds of a percentile of the wait in µs, and each round's.
+
+    A wait is what is more than the mean of ``alone_ns``, the medians of the rounds alone.
+    """
     needed = minimum_samples(quantile)
+    zero_ns = fmean(alone_ns) if alone_ns else 0.0
     values = [
-        (percentile(each.ns, quantile) - alone_ns) / _NS_PER_US
+        (percentile(each.ns, quantile) - zero_ns) / _NS_PER_US
         for each in rounds
         if len(each.ns) >= needed
     ]
-    found = mean_of_runs(values, CONFIDENCE).model_copy(update={"unit": "µs"})
+    zeros = [each / _NS_PER_US for each in alone_ns]
+    found = mean_of_runs(values, CONFIDENCE, zeros).model_copy(update={"unit": "µs"})
     short = [len(each.ns) for each in rounds if len(each.ns) < needed]
     if found.value is None and short:
         reason = f"{min(short)} of at least {needed} requests of a round found none before them"

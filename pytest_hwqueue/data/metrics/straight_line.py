@@ -45,7 +45,10 @@ class StraightLine:
 
 
 def straight_line(
-    x: Sequence[float], runs: Sequence[Sequence[float]], confidence: float
+    x: Sequence[float],
+    runs: Sequence[Sequence[float]],
+    confidence: float,
+    zeros: Sequence[float] = (),
 ) -> StraightLine:
     """Fit a line, each place weighted by runs / x.
 
@@ -62,6 +65,8 @@ def straight_line(
         x: the places, all above 0, no two alike; at least two.
         runs: of each place the values of y, at least `LEAST_RUNS`.
         confidence: two-sided, between 0 and 1, both excluded.
+        zeros: runs of what was taken off every y, of which their mean is: the line's height is
+            known no better. Fewer than `LEAST_RUNS` say nothing.
 
     Raises:
         ValueError: if there are fewer places or runs.
@@ -75,22 +80,31 @@ def straight_line(
     weights = [len(each) / place for each, place in zip(runs, x, strict=True)]
     slope_by, intercept_by = _coefficients(x, weights)
     n = sum(map(len, runs))
-    slope, intercept = (
-        _combined(by, means, of_means, freedom, confidence).model_copy(update={"n": n})
-        for by in (slope_by, intercept_by)
-    )
+    slope = _combined(slope_by, means, of_means, freedom, confidence)
+    intercept = _combined(intercept_by, means, of_means, freedom, confidence, zeros)
+    slope, intercept = (each.model_copy(update={"n": n}) for each in (slope, intercept))
     line = StraightLine(slope, intercept, (), None)
     misfits = tuple(mean - line.at(place) for place, mean in zip(x, means, strict=True))
     p = misfit_probability(x, means, of_means, freedom) if len(x) >= LEAST_PLACES else None
     return StraightLine(slope, intercept, misfits, p)
 
 
-def mean_of_runs(values: Sequence[float], confidence: float) -> Estimate:
-    """Return the mean of independent runs, with Student's interval; refused for fewer than two."""
+def mean_of_runs(
+    values: Sequence[float], confidence: float, zeros: Sequence[float] = ()
+) -> Estimate:
+    """Return the mean of independent runs, with Student's interval; refused for fewer than two.
+
+    Args:
+        values: one of each run.
+        confidence: two-sided, between 0 and 1, both excluded.
+        zeros: as of `straight_line`.
+
+    """
     count = len(values)
     if count < LEAST_RUNS:
         return Estimate(n=count, refused=f"{count} of at least {LEAST_RUNS} runs have it")
-    found = _combined([1.0], [fmean(values)], [variance(values) / count], [count - 1], confidence)
+    mean, of_mean = fmean(values), variance(values) / count
+    found = _combined([1.0], [mean], [of_mean], [count - 1], confidence, zeros)
     return found.model_copy(update={"n": count})
 
 
@@ -150,11 +164,17 @@ def _coefficients(x: Sequence[float], weights: Sequence[float]) -> tuple[list[fl
 
 def _combined(
     by: Sequence[float], means: Sequence[float], of_means: Sequence[float],
-    freedom: Sequence[int], confidence: float,
+    freedom: Sequence[int], confidence: float, zeros: Sequence[float] = (),
 ) -> Estimate:  # fmt: skip
-    """Return a sum of independent means with its interval, by Satterthwaite."""
+    """Return a sum of independent means with its interval, by Satterthwaite.
+
+    The mean of ``zeros`` has been taken off it already, and adds its own variance.
+    """
     value = math.fsum(part * mean for part, mean in zip(by, means, strict=True))
     parts = [part * part * each for part, each in zip(by, of_means, strict=True)]
+    if len(zeros) >= LEAST_RUNS:
+        parts.append(variance(zeros) / len(zeros))
+        freedom = [*freedom, len(zeros) - 1]
     whole = math.fsum(parts)
     if whole <= 0:
         return Estimate(value=value, low=value, high=value)

@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pytest_hwqueue.data.metrics.straight_line import misfit_probability, straight_line
+from pytest_hwqueue.data.metrics.straight_line import (
+    mean_of_runs,
+    misfit_probability,
+    straight_line,
+)
 
 PLACES = (50.0, 200.0, 1000.0, 4000.0)
 SLOPE, INTERCEPT = 1.0, 12.0
@@ -56,6 +60,25 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     promised = 0.95 if runs > 3 else 0.93
     assert (held / times > promised - 4 * math.sqrt(0.95 * 0.05 / times)).all()
     assert refused / times < 0.01 + 4 * math.sqrt(0.01 * 0.99 / times)
+
+
+@pytest.mark.parametrize("runs", [3, 5])
+def test_what_was_taken_for_zero_adds_what_it_varies_by(runs: int) -> None:
+    """Nothing else varies here: without it each interval would be a point beside the truth."""
+    random, times = np.random.default_rng(runs), 1000
+    held, still = 0, 0
+    for _ in range(times):
+        zeros = 30 + 3 * random.standard_normal(runs)
+        off = float(np.mean(zeros)) - 30
+        waits = [[SLOPE * x + INTERCEPT - off] * runs for x in PLACES]
+        line = straight_line(PLACES, waits, 0.95, list(zeros))
+        held += line.intercept.low <= INTERCEPT <= line.intercept.high
+        still += line.slope.low == line.slope.high
+        found = mean_of_runs(waits[0], 0.95, list(zeros))
+        height = line.intercept.high - line.intercept.low
+        assert found.high - found.low == pytest.approx(height)
+    assert held / times == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / times))
+    assert still == times
 
 
 def test_what_bends_is_seen_to_fit_no_line() -> None:
