@@ -47,6 +47,9 @@ def _rows(folder: Path) -> Iterator[list[str]]:
         found = None if record.samples is None else record.samples.launching
         if found is None:
             continue
+        if CONTROL not in record.metrics.tags:
+            yield [str(record.cell.streams), "", "never all at once", *[""] * (len(_HEAD) - 3)]
+            continue
         whose, calls = _calls(record)
         control = record.metrics.tags[CONTROL]
         of_all = record.metrics.throughput

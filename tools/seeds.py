@@ -39,7 +39,8 @@ class Stored(NamedTuple):
 
 
 _TARGETS = Stored("high_load_targets", "high_load_targets", "180 s")
-# What the session above leaves out: other modes.
+# What the session above leaves out: a traced window of stream priorities, and other modes.
+_TRACED = Stored("high_load_targets", "high_load_targets-threads", "20 s, then 60 s traced")
 _XSCHED = Stored("high_load", "high_load-xsched", "60 s")
 _OTHER_MODES = Stored("high_load", "high_load", "2 × 30 s")
 _STANDARD_LOAD = Stored("standard_load", "standard_load-60s", "60 s")
@@ -151,6 +152,13 @@ def targets() -> Iterator[str]:
         for case in measured(session, judged_by="high_load_targets").cases:
             if case.role == "case" and not _is_missing(case):
                 columns.setdefault(case.id, case.goals)
+    for case in measured(_TRACED, judged_by="high_load_targets").cases:
+        traced = {each.goal: each for each in case.goals if each.figure.value is not None}
+        if case.id in columns:
+            columns[case.id] = [
+                each if each.figure.value is not None else traced.get(each.goal, each)
+                for each in columns[case.id]
+            ]
     rows = []
     for goal in dict.fromkeys(each.goal for goals in columns.values() for each in goals):
         results = ([each for each in goals if each.goal == goal] for goals in columns.values())
