@@ -49,3 +49,10 @@ def test_graph_subgraphs(hwq: Hwq) -> None:
 def test_occupy(hwq: Hwq) -> None:
     """Kernels of a given length, blocks and number on each stream."""
     hwq.run()
+
+
+@pytest.mark.P2
+@pytest.mark.hwq_workload("stress")
+def test_stress(hwq: Hwq) -> None:
+    """One resource of the device at its limit."""
+    hwq.run()

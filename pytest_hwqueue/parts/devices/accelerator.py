@@ -20,7 +20,7 @@ from pytest_hwqueue.data.metrics.timeline import Timeline
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.kinds import KINDS, DeviceKind
 from pytest_hwqueue.parts.devices import compute_units, green_contexts, kernel_trace
-from pytest_hwqueue.parts.devices.cache import BufferFlush
+from pytest_hwqueue.parts.devices.cache import BufferFlush, l2_bytes
 from pytest_hwqueue.parts.devices.compute_units import (
     GroupEvidence,
     IdleStreams,
@@ -477,8 +477,7 @@ class Accelerator:
 
     def cache_flush(self) -> BufferFlush:
         """Return what empties the L2 cache, and on AMD the one behind it."""
-        l2_bytes = int(getattr(self._properties, "L2_cache_size", 0))
-        return BufferFlush(self.torch_device, self.kind, l2_bytes)
+        return BufferFlush(self.torch_device, self.kind, l2_bytes(self.torch_device))
 
     def fingerprint(self) -> Fingerprint:
         """Return what must match for results to be compared, and what to report."""

@@ -15,6 +15,18 @@ _BLOCK_BYTES = 2 << 20
 _BEHIND_L2_BYTES = {"hip": 256 << 20}
 
 
+def l2_bytes(device: torch.device) -> int:
+    """Return the size of the cache that all multiprocessors have in common; 0 if unknown."""
+    if device.type == "cpu":
+        return 0
+    return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+
+
+def cached_bytes(kind: str, of_l2: int) -> int:
+    """Return how much a kind of device with an L2 cache of this size keeps in all its caches."""
+    return of_l2 + _BEHIND_L2_BYTES.get(kind, 0)
+
+
 class CacheFlush(Protocol):
     """Empties a cache."""
 
@@ -49,7 +61,7 @@ class BufferFlush:
         """
         if l2_bytes <= 0:
             raise DeviceError(f"the driver does not tell how large the L2 cache of {device} is")
-        cached = l2_bytes + _BEHIND_L2_BYTES.get(kind, 0)
+        cached = cached_bytes(kind, l2_bytes)
         self.size_bytes = -(-2 * cached // _BLOCK_BYTES) * _BLOCK_BYTES
         self._device = device
         self._buffer = torch.empty(self.size_bytes, dtype=torch.int8, device=device)

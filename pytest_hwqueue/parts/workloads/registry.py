@@ -87,6 +87,7 @@ _DECLARED = (
     _built_in("rag_pipeline", "inference", "P2", (4, 8, 32), "RagPipeline"),
     _built_in("graph_subgraphs", "latency_sensitive", "P2", (2, 8, 64), "GraphSubgraphs"),
     _built_in("occupy", "latency_sensitive", "P2", (1, 4, 128), "Occupy"),
+    _built_in("stress", "latency_sensitive", "P2", (1, 2, 32), "Stress"),
     _built_in("comms_compute_overlap", "distributed", "P1", (2, 4, 32), "CommsComputeOverlap",
               collective=True),
     _built_in("activation_ckpt", "distributed", "P2", (2, 6, 16), "ActivationCheckpoint"),

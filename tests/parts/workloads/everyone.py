@@ -140,6 +140,16 @@ CASES: dict[str, Case] = {
         formats=(),
         whole=False,
     ),
+    "stress": Case(
+        lambda w: list(w.outputs),
+        {"mm_dim": 8, "depth": 2},
+        lambda streams: {"burst": streams},
+        lambda streams: {"operations": 2.0 * streams},
+        lambda streams: streams,
+        formats=(),
+        whole=False,
+        widest=32,
+    ),
     "comms_compute_overlap": Case(
         lambda w: [
             *(product.out for product in w.products),

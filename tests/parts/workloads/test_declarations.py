@@ -113,7 +113,7 @@ TAKEN = {
     2.5: {"speculative_decode.divergence", "fsdp_tp.learning_rate", "moe.capacity_factor",
           "zero_offload.learning_rate", "occupy.kernel_us"},
     None: {"comms_compute_overlap.compute_streams", "comms_compute_overlap.process_groups",
-           "fsdp_tp.tensor_ranks"},
+           "fsdp_tp.tensor_ranks", "stress.mebibytes"},
 }  # fmt: skip
 
 
