@@ -7,21 +7,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from pytest_hwqueue.data.errors import BadOption, HwqError, meant, refused_as, within
-from pytest_hwqueue.options.of_commands import OutFiles, combined, out_file, say, settings_of
+from pytest_hwqueue.options.of_commands import (
+    OutFiles,
+    combined,
+    interruptible,
+    out_file,
+    say,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from typing_extensions import Self
 
+    from pytest_hwqueue.data.records.tenants import ColocationRecord
     from pytest_hwqueue.engine.scenarios.file import Scenario
     from pytest_hwqueue.engine.scenarios.measurer import RunSettings
-    from pytest_hwqueue.engine.scenarios.planned_runs import Case
+    from pytest_hwqueue.engine.scenarios.planned_runs import Case, PlannedRun
     from pytest_hwqueue.options.options import Settings
     from pytest_hwqueue.parts.processes.starting import ForkServer
 
@@ -301,6 +309,95 @@ def run_settings(
         command=redacted_command(["hwq", *sys.argv[1:]], scenario.secrets()),
         provenance=provenance,
     )
+
+
+@dataclass(frozen=True)
+class RoundsPlan:
+    """What a command measures that makes a scenario by itself.
+
+    Attributes:
+        scenario: its name is that of the command.
+        text: of the scenario, which is kept beside the records.
+        window_s: the longest that one window of most runs may take.
+        lasts_s: about how long all windows take together, without the tenants' starts.
+        rounds: of most runs, which take turns in mirrored order.
+        first: whether a run is measured before the others, once, for at most as long as all rounds
+            of another.
+
+    """
+
+    scenario: Scenario
+    text: str
+    window_s: float
+    lasts_s: float
+    rounds: int
+    first: Callable[[PlannedRun], bool] = lambda run: False
+
+
+class RoundsMeasured(NamedTuple):
+    """What came of a plan.
+
+    Attributes:
+        records: of all windows, run by run.
+        folder: that has them.
+        unopened: why modes could not be opened.
+        interrupted: before all was measured.
+
+    """
+
+    records: list[ColocationRecord]
+    folder: Path
+    unopened: list[str]
+    interrupted: bool
+
+
+def measure_rounds(plan: RoundsPlan, given: Mapping[str, Any]) -> RoundsMeasured:
+    """Measure all that a plan's scenario has, with a command's options; refuse what cannot be."""
+    from pytest_hwqueue.data.metrics.numbers import duration
+    from pytest_hwqueue.data.records.cell import now
+    from pytest_hwqueue.data.records.files import make_session_folder, session_name
+    from pytest_hwqueue.data.safe_files import write_text
+    from pytest_hwqueue.engine.scenarios.measurer import Measurer
+    from pytest_hwqueue.engine.scenarios.planned_runs import cases, once, own_run
+    from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns
+    from pytest_hwqueue.options.progress import RoundsProgress
+
+    scenario, name = plan.scenario, plan.scenario.name
+    asked = ScenarioOptions(
+        file=Path.cwd() / f"{name}.hwq.yaml",
+        settings=settings_of(given),
+        files=OutFiles.of(given),
+        variant=None,
+        schedulers=None,
+    )
+    whole = f"{plan.rounds * plan.window_s:.3f}s"
+    settings = run_settings(scenario, asked, f"{name}-{session_name(now())}", whole)
+    wanted = cases(scenario)
+    bad = unopened_modes([case for case in wanted if len(case.tenants) > 1], settings)
+    make_session_folder(settings.folder)
+    write_text(settings.folder / asked.file.name, plan.text)
+    say(f"records are kept in {settings.folder}")
+    say(f"about {duration(plan.lasts_s)} of measuring, without the tenants' starts")
+    runs_of = once(map(own_run, wanted))
+    first = [run for run in runs_of if plan.first(run)]
+    others = [run for run in runs_of if not plan.first(run)]
+    with (
+        session_devices(asked.settings),
+        RoundsProgress(name) as progress,
+        tenants_server(scenario, settings) as server,
+    ):
+        measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
+        runs = ScenarioRuns(measurer)
+        with interruptible() as interrupted:
+            runs.take_turns(first, 1, [], "end", progress.run_begins)
+            runs.take_turns(others, plan.rounds, [], "end", progress.run_begins)
+    records: list[ColocationRecord] = []
+    for run in runs_of:
+        try:
+            records += runs.records(run)
+        except NotMeasured:
+            continue
+    return RoundsMeasured(records, settings.folder, bad, bool(interrupted))
 
 
 def seconds(option: str, text: str) -> float:

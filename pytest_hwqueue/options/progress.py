@@ -79,10 +79,12 @@ class WhichProgress:
         self._console.print(f"hwq {self._command}: {text}", markup=False)
 
 
-class PreemptProgress(WhichProgress):
-    """The same of ``hwq preempt``."""
+class RoundsProgress(WhichProgress):
+    """The same of a command that makes its scenario by itself."""
 
-    _command = "preempt"
+    def __init__(self, command: str) -> None:
+        super().__init__()
+        self._command = command
 
 
 class SearchProgress(WhichProgress):

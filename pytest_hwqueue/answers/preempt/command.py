@@ -14,7 +14,6 @@ from pytest_hwqueue.options.of_commands import (
     INTERRUPTED,
     USAGE,
     OutFiles,
-    interruptible,
     out_file,
     output,
     say,
@@ -25,7 +24,6 @@ from pytest_hwqueue.options.of_commands import (
 if TYPE_CHECKING:
     from pytest_hwqueue.answers.preempt.file import PreemptFile
     from pytest_hwqueue.answers.preempt.plan import PreemptPlan
-    from pytest_hwqueue.data.records.tenants import ColocationRecord
 
 # Tenants have no weights, and a victim's kernels have the length that is asked for at any size.
 _OPTIONS = tuple(each for each in common.MEASURING_OPTIONS if each not in ("size", "weights"))
@@ -123,63 +121,32 @@ _OWN = ("rounds", "requests", "svg", "markdown", "json_file")
 def _measured(plan: PreemptPlan, given: dict[str, Any], files: OutFiles) -> int:
     from pytest_hwqueue.answers.preempt import plan as planned
     from pytest_hwqueue.answers.preempt.laws import preempt_file
-    from pytest_hwqueue.data.metrics.numbers import duration
-    from pytest_hwqueue.data.records.cell import now
-    from pytest_hwqueue.data.records.files import make_session_folder, session_name
-    from pytest_hwqueue.data.safe_files import write_text
-    from pytest_hwqueue.engine.scenarios.measurer import Measurer
-    from pytest_hwqueue.engine.scenarios.planned_runs import cases, once, own_run
-    from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns
-    from pytest_hwqueue.options.progress import PreemptProgress
     from pytest_hwqueue.parts.devices.kinds import only_device
 
-    asked = common.ScenarioOptions(
-        file=Path.cwd() / "preempt.hwq.yaml",
-        settings=settings_of(given),
-        files=files,
-        variant=None,
-        schedulers=None,
-    )
-    scenario, text = plan.scenario(Path.cwd())
-    device = only_device(asked.settings.device)
+    device = only_device(settings_of(given).device)
     if device.capabilities.host and any(plan.waves):
         raise BadOption(
             "--waves", ",".join(map(str, plan.waves)),
             "the CPU has no kernel that fills it; give --waves 0, or an accelerator",
         )  # fmt: skip
-    whole = f"{plan.rounds * plan.window_s:.3f}s"
-    settings = common.run_settings(scenario, asked, f"preempt-{session_name(now())}", whole)
-    wanted = cases(scenario)
-    bad = common.unopened_modes([case for case in wanted if len(case.tenants) > 1], settings)
-    make_session_folder(settings.folder)
-    write_text(settings.folder / asked.file.name, text)
-    say(f"records are kept in {settings.folder}")
-    say(f"about {duration(plan.urgent_s)} of measuring, without the tenants' starts")
-    runs_of = once(map(own_run, wanted))
-    # How long the victim's kernels are takes one round of the victim alone.
-    lengths = [run for run in runs_of if planned.finds_length(run)]
-    others = [run for run in runs_of if not planned.finds_length(run)]
-    with (
-        common.session_devices(asked.settings),
-        PreemptProgress() as progress,
-        common.tenants_server(scenario, settings) as server,
-    ):
-        measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
-        runs = ScenarioRuns(measurer)
-        with interruptible() as interrupted:
-            runs.take_turns(lengths, 1, [], "end", progress.run_begins)
-            runs.take_turns(others, plan.rounds, [], "end", progress.run_begins)
-    records: list[ColocationRecord] = []
-    for run in runs_of:
-        try:
-            records += runs.records(run)
-        except NotMeasured:
-            continue
-    found = preempt_file(records, complete=not interrupted)
-    status = _report(found, files, settings.folder)
-    for reason in bad:
+    scenario, text = plan.scenario(Path.cwd())
+    measured = common.measure_rounds(
+        common.RoundsPlan(
+            scenario,
+            text,
+            plan.window_s,
+            plan.urgent_s,
+            plan.rounds,
+            # How long the victim's kernels are takes one round of the victim alone.
+            first=planned.finds_length,
+        ),
+        given,
+    )
+    found = preempt_file(measured.records, complete=not measured.interrupted)
+    status = _report(found, files, measured.folder)
+    for reason in measured.unopened:
         say(f"requested but not measured: {reason}")
-    return INTERRUPTED if interrupted else USAGE if bad else status
+    return INTERRUPTED if measured.interrupted else USAGE if measured.unopened else status
 
 
 def _report(found: PreemptFile, files: OutFiles, folder: Path | None = None) -> int:
