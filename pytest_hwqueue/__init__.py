@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.parts.processes.guardian import Stop
     from pytest_hwqueue.parts.processes.services import run_service, service_environment
     from pytest_hwqueue.parts.schedulers.declaration import (
+        IsolationClaims,
         Preemption,
         SchedulerDeclaration,
         SchedulerParameter,
@@ -81,8 +82,9 @@ __all__ = [
     "BadInput", "BadOption", "BoundMissed", "BoundUndecided", "Capabilities", "Cell", "CellVerdict",
     "CheckFailed",
     "ColocationRecord", "Device", "DeviceError", "Estimate", "Event", "Fingerprint", "Hwq",
-    "HwqError", "HwqNoise", "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio",
-    "LatencySummary", "LoadEvidence", "MakeStep", "Metrics", "Neighbour", "NeighbourOrder",
+    "HwqError", "HwqNoise", "InsideEvidence", "InvalidMeasurement", "IsolationClaims", "Judgement",
+    "LatencyRatio", "LatencySummary", "LoadEvidence", "MakeStep", "Metrics", "Neighbour",
+    "NeighbourOrder",
     "NeighbourProgram", "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable",
     "NotProven", "OwnCodeFailed", "Parameters", "Partition", "Preemption", "PrimaryLatency",
     "Proof", "RecordError", "RefusedFigure", "RunRecord", "Samples", "Scheduler",
@@ -116,8 +118,8 @@ _MODULES = {
     "data.records.proof": ("Proof",),
     "data.records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
     "parts.schedulers.declaration": (
-        "Preemption", "SchedulerDeclaration", "SchedulerParameter", "SchedulerSpec",
-        "SimulatedSharing",
+        "IsolationClaims", "Preemption", "SchedulerDeclaration", "SchedulerParameter",
+        "SchedulerSpec", "SimulatedSharing",
     ),
     "parts.schedulers.inside_evidence": ("InsideEvidence",),
     "parts.schedulers.syntax": ("Scheduler", "SchedulerPaths", "TenantRequest"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.extensions import Registry, origin
+from pytest_hwqueue.data.resources import RESOURCES, Resource
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -41,6 +42,7 @@ class Capabilities(NamedTuple):
             runtime reads the first that is set.
         driver_library: how the name of the library begins that every process which works on it has
             mapped; empty if there is none.
+        contended: the resources for which tenants contend on it, or in its model.
 
     """
 
@@ -59,6 +61,7 @@ class Capabilities(NamedTuple):
     collectives: Literal["gloo", "nccl", "fake"] = "nccl"
     visible_by: tuple[str, ...] = ()
     driver_library: str = ""
+    contended: tuple[Resource, ...] = RESOURCES
 
 
 def _adopt(point: EntryPoint, found: Any) -> Capabilities:
@@ -73,7 +76,14 @@ def _adopt(point: EntryPoint, found: Any) -> Capabilities:
 
 
 _BUILT_IN = {
-    "cpu": Capabilities(host=True, graphs=False, stream_priorities=False, collectives="gloo"),
+    "cpu": Capabilities(
+        host=True,
+        graphs=False,
+        stream_priorities=False,
+        collectives="gloo",
+        # Its cores compute products; it has no blocks, and copies nothing to a device.
+        contended=("multiprocessors", "memory", "launches"),
+    ),
     "cuda": Capabilities(
         graphs_by_default=True,
         partitions=True,
@@ -98,6 +108,8 @@ _BUILT_IN = {
         partitions=True,
         several_ranks=False,
         collectives="fake",
+        # A kernel takes as long whatever else reads memory, and blocks start as soon as they fit.
+        contended=("multiprocessors", "copies", "launches"),
     ),
 }
 

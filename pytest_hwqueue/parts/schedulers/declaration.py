@@ -11,6 +11,7 @@ from pytest_hwqueue.data.errors import BadInput, nearest
 from pytest_hwqueue.data.extensions import Registry, origin
 from pytest_hwqueue.data.records.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.data.redaction import is_called_secret
+from pytest_hwqueue.data.resources import Resource
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -123,6 +124,21 @@ class SimulatedSharing(NamedTuple):
     groups: Mapping[str, int] = MappingProxyType({})
 
 
+class IsolationClaims(NamedTuple):
+    """What a mode says that it does for tenants, which `hwq certify` puts to the test.
+
+    Attributes:
+        apart: resources of which no tenant takes from another.
+        share: which share of the multiprocessors a tenant has at most, above 0 and up to 1, by the
+            text of the parameter that has the tenant's name, and the number of multiprocessors of
+            the device; None if no parameter says so.
+
+    """
+
+    apart: tuple[Resource, ...] = ()
+    share: Callable[[str, int], float] | None = None
+
+
 class SchedulerDeclaration(NamedTuple):
     """What a session must know about a scheduler mode before it loads the implementation.
 
@@ -148,6 +164,7 @@ class SchedulerDeclaration(NamedTuple):
             if the simulator has no model of the mode.
         by_priority: whether it serves urgent tenants first as the device's own feature, which
             nothing shows from outside: a probe before the window then proves its effect.
+        claims: what it does for tenants by its own account; nothing by default.
 
     """
 
@@ -167,6 +184,7 @@ class SchedulerDeclaration(NamedTuple):
         None
     )
     by_priority: bool = False
+    claims: IsolationClaims = IsolationClaims()
 
     @property
     def usage(self) -> str:
@@ -339,6 +357,9 @@ BUILT_IN = (
         named=SchedulerParameter.share("TENANT", default="80%"),
         any_order=True,
         simulated=None,
+        # NVIDIA's MPS documentation, "Volta MPS Execution Resource Provisioning": a limit on what a
+        # client uses, and no reservation of it.
+        claims=IsolationClaims(share=lambda text, _: float(text[:-1]) / 100),
     ),
     SchedulerDeclaration(
         "green-context",
@@ -349,6 +370,9 @@ BUILT_IN = (
         requires=lambda can: can.partitions,
         elsewhere="{mode} needs a GPU of NVIDIA or AMD; {device} cannot be split",
         simulated=lambda given: SimulatedSharing(groups={n: int(c) for n, c in given.items()}),
+        claims=IsolationClaims(
+            apart=("multiprocessors",), share=lambda text, all_: int(text) / all_
+        ),
     ),
     SchedulerDeclaration(
         "env",
