@@ -91,6 +91,9 @@ PREPARED = {
     "docs/preempt.md": """
         hwq preempt --schedulers threads-native --lengths 4ms,6ms,8ms --rounds 3 --requests 460
         mv .hwqueue/preempt-* .hwqueue/preempt-20260101T120000-4711""",
+    "docs/certify.md": """
+        hwq certify native --resources copies --rounds 3 || true
+        mv .hwqueue/certify-* .hwqueue/certify-20260101T120000-4711""",
     "docs/start.md": "git init -qb main",
     "docs/which.md": """
         hwq which high_load --size tiny

@@ -90,6 +90,12 @@ COMMANDS = {
         "Find how long an urgent kernel waits behind a victim's.",
         leads=True,
     ),
+    "certify": ListedCommand(
+        "answers.certify.command",
+        "certify",
+        "Find whether a mode keeps tenants apart, resource by resource.",
+        leads=True,
+    ),
     "report": ListedCommand(
         "answers.page.command", "report", "Write stored records as one HTML page.", leads=True
     ),

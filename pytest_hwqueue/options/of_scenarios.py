@@ -389,8 +389,9 @@ def measure_rounds(plan: RoundsPlan, given: Mapping[str, Any]) -> RoundsMeasured
         measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
         runs = ScenarioRuns(measurer)
         with interruptible() as interrupted:
-            runs.take_turns(first, 1, [], "end", progress.run_begins)
-            runs.take_turns(others, plan.rounds, [], "end", progress.run_begins)
+            for stage, rounds in ((first, 1), (others, plan.rounds)):
+                if stage:
+                    runs.take_turns(stage, rounds, [], "end", progress.run_begins)
     records: list[ColocationRecord] = []
     for run in runs_of:
         try:

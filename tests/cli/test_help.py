@@ -105,7 +105,7 @@ def test_what_only_few_need_is_listed_apart() -> None:
 def test_commands_that_lead_come_first_wherever_the_table_has_them() -> None:
     leading = [name for name, each in COMMANDS.items() if each.leads]
     assert leading == ["doctor", "run", "ab", "compare", "baseline", "which", "capacity", "preempt",
-                       "report"]  # fmt: skip
+                       "certify", "report"]  # fmt: skip
     listed = hwq("--help").output.partition("\nCommands:")[2]
     shown = re.findall(r"^  ([a-z]+) ", listed, re.MULTILINE)
     assert shown == [*leading, *sorted(COMMANDS.keys() - set(leading))]

@@ -49,7 +49,7 @@ class PageRecords:
         cells: records of cells.
         traced: of cells that were run again to find causes; they have no figures of their own.
         colocations: records of tenants; traced ones explain the others, and have no figures.
-        results: of ``hwq which``, ``hwq capacity`` and ``hwq preempt``.
+        results: of ``hwq which``, ``hwq capacity``, ``hwq preempt`` and ``hwq certify``.
         judgements: what sessions' own comparisons found, as their files have it, by file.
         damaged: files that could not be read, and why.
 
@@ -154,8 +154,8 @@ def _read(path: Path, found: PageRecords, *, named: bool) -> None:
             found.results.append(RecordFile(path, result))
         elif named:
             raise RecordError(
-                f"{path} is neither a record nor a result of `hwq which`, `hwq capacity` or "
-                "`hwq preempt`; of a session name its folder"
+                f"{path} is neither a record nor a result of `hwq which`, `hwq capacity`, "
+                "`hwq preempt` or `hwq certify`; of a session name its folder"
             )
     except RecordError as error:
         if named:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.answers.page.render import Page
 
 
-_SESSION_FILES = ("session.json", "which.json", "preempt.json")
+_SESSION_FILES = ("session.json", "which.json", "preempt.json", "certificate.json")
 
 
 @options.with_options(only=("dir", "baselines", "fail-on", *options.GATE, "allow-env"))
@@ -40,7 +40,7 @@ def report(
     all cells; each opens into its distributions, samples, timeline of streams, causes, scaling,
     proof, and the command to repeat it. FOLDER is searched with its subfolders; the default is the
     newest session in --dir. A folder of `hwq which` also shows modes against goals, one of
-    `hwq preempt` each mode's law.
+    `hwq preempt` each mode's law, and one of `hwq certify` the certificate.
 
     \b
         hwq report

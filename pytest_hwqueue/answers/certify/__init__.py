@@ -1,0 +1,1 @@
+"""Whether a mode keeps what it claims, resource by resource: ``hwq certify``."""

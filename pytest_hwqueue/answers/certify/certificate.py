@@ -1,0 +1,287 @@
+"""From records of a victim alone and beside a stressor to a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from pytest_hwqueue.answers.certify.file import CertificateFile, ResourceResult, ShareResult
+from pytest_hwqueue.answers.certify.plan import (
+    NAME,
+    PRODUCTS,
+    STRESSOR,
+    VICTIM,
+    WORKLOAD,
+    PlacedMode,
+)
+from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.isolation import (
+    ClaimVerdict,
+    at_most,
+    kept_apart,
+    mean_ratio,
+    slowdown,
+)
+from pytest_hwqueue.data.metrics.latency import CONFIDENCE
+from pytest_hwqueue.data.metrics.numbers import grouped, listed
+from pytest_hwqueue.data.metrics.straight_line import mean_of_runs
+from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.origin import origin_of
+from pytest_hwqueue.data.records.tenants import ColocationRecord
+from pytest_hwqueue.data.resources import Resource
+from pytest_hwqueue.parts.schedulers.declaration import NATIVE
+from pytest_hwqueue.parts.schedulers.syntax import parse_scheduler
+
+_NS_PER_MS = 1e6
+_FAILED = "windows failed"
+_WIDE = "the interval holds the bound: more --rounds, or a longer --duration"
+
+
+class _Kind(NamedTuple):
+    """What a window is of."""
+
+    resource: Resource
+    beside: bool
+    scheduler: str
+
+
+@dataclass(frozen=True)
+class CertificateTerms:
+    """What is asked of a mode.
+
+    Attributes:
+        mode: the one in question.
+        resources: that were to be measured.
+        claimed: those that it is held to keep apart.
+        bound: a victim that is slower by up to this share is kept apart.
+
+    """
+
+    mode: PlacedMode
+    resources: Sequence[Resource]
+    claimed: Collection[Resource]
+    bound: float
+
+
+def certificate_file(
+    records: Sequence[ColocationRecord], terms: CertificateTerms, *, complete: bool, device: str
+) -> CertificateFile:
+    """Return what records show of a mode; those of other commands are left alone.
+
+    Args:
+        records: of a session, or of several.
+        terms: what is asked.
+        complete: whether all was measured.
+        device: its label: what its model does not have is not measured.
+
+    """
+    windows = _windows(records)
+    mode = terms.mode
+    under_mode = [
+        record
+        for kind, found in windows.items()
+        for record in found
+        if kind.scheduler == (str(mode.spec) if kind.beside else mode.alone)
+    ]
+    proofs = [record.proof.evidence for record in under_mode if record.proof]
+    return CertificateFile(
+        **origin_of([record for found in windows.values() for record in found]),
+        scenario=NAME,
+        description="whether a mode keeps apart what it claims, by resource",
+        complete=complete,
+        mode=str(mode),
+        bound=terms.bound,
+        resources=[_of_resource(each, windows, terms, device) for each in terms.resources],
+        share=_share(windows, terms, device),
+        failures=_failures(record for found in windows.values() for record in found),
+        proof=proofs[-1] if proofs else "",
+    )
+
+
+def mode_of(records: Iterable[ColocationRecord]) -> PlacedMode | None:
+    """Return which mode a session's records are of; None if they are of no certificate."""
+    found = None
+    for record in records:
+        if _kind(record) is None or len(record.plan.tenants) < 2:
+            continue
+        if found is None or record.scheduler != NATIVE.name:
+            found = PlacedMode(record.placement, parse_scheduler(record.scheduler))
+    return found
+
+
+def resources_of(records: Iterable[ColocationRecord]) -> list[Resource]:
+    """Return of which resources records are, in their order."""
+    return [*dict.fromkeys(kind.resource for record in records if (kind := _kind(record)))]
+
+
+def _kind(record: ColocationRecord) -> _Kind | None:
+    """Return what a record is of; None if it is of another command."""
+    tenants = {each.name: each for each in record.plan.tenants}
+    ours = tenants.keys() in ({VICTIM}, {VICTIM, STRESSOR}) and all(
+        each.workload == WORKLOAD for each in tenants.values()
+    )
+    resource = tenants[VICTIM].parameters.get("resource") if ours else None
+    return resource and _Kind(resource, len(tenants) > 1, record.scheduler)
+
+
+def _windows(records: Iterable[ColocationRecord]) -> dict[_Kind, list[ColocationRecord]]:
+    """Sort records by what they are of; of windows that were repeated, the last."""
+    found: dict[_Kind, list[ColocationRecord]] = {}
+    last = {(each.id, each.run): each for each in sorted(records, key=lambda each: each.started)}
+    for record in last.values():
+        kind = _kind(record)
+        if kind is not None and record.reason != INTERRUPTED_BEFORE:
+            found.setdefault(kind, []).append(record)
+    return found
+
+
+def _means_ns(records: Iterable[ColocationRecord]) -> dict[int, float]:
+    """Return the mean time of the victim's iteration in each round that has one.
+
+    The mean and not the median: where processes take turns, most iterations meet nobody, and some
+    wait for a whole time slice.
+    """
+    return {
+        record.run: fmean(record.tenant(VICTIM).latency_ns)
+        for record in records
+        if record.status == "ok" and not _lacks(record)
+    }
+
+
+def _lacks(record: ColocationRecord) -> str:
+    """Return why a window that went well has no figure."""
+    for tenant in record.tenants:
+        if tenant.failed:
+            return f"{tenant.name} failed in an iteration"
+        if not tenant.latency_ns:
+            return f"{tenant.name} completed no iteration: a longer --duration"
+    return ""
+
+
+def _pair(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """Return both sides of the rounds that have both."""
+    rounds = [each for each in one if each in other]
+    return [one[each] for each in rounds], [other[each] for each in rounds]
+
+
+def _of_resource(
+    resource: Resource,
+    windows: Mapping[_Kind, Sequence[ColocationRecord]],
+    terms: CertificateTerms,
+    device: str,
+) -> ResourceResult:
+    mode = terms.mode
+    alone = windows.get(_Kind(resource, False, mode.alone), [])
+    beside = windows.get(_Kind(resource, True, str(mode.spec)), [])
+    native = [windows.get(_Kind(resource, each, NATIVE.name), []) for each in (False, True)]
+    claimed = resource in terms.claimed
+    means = _means_ns(alone), _means_ns(beside)
+    slower = slowdown(*_pair(*means), CONFIDENCE)
+    if mode.native:
+        native_slower = slower if claimed else Estimate(refused="the mode is native itself")
+    elif claimed:
+        native_slower = slowdown(*_pair(*map(_means_ns, native)), CONFIDENCE)
+    else:
+        native_slower = Estimate(refused="the mode is not held to it")
+    of_claim = [*alone, *beside, *(each for side in native if claimed for each in side)]
+    reason = _FAILED if _failures(of_claim) else ""
+    verdict: ClaimVerdict | str
+    if slower.value is None:
+        verdict = "not decided" if claimed else "not measured"
+        reason = reason or slower.refused
+        if resource not in capabilities_of(device).contended:
+            reason = _unfit(device)
+    elif not claimed:
+        verdict = "not claimed"
+    else:
+        verdict = kept_apart(slower, native_slower, terms.bound)
+        if verdict == "not decided" and not reason:
+            reason = _undecided(slower, native_slower, terms.bound)
+    return ResourceResult.model_validate(
+        {
+            "resource": resource, "claimed": claimed, "verdict": verdict, "reason": reason,
+            "alone_ms": _mean_ms(means[0]), "beside_ms": _mean_ms(means[1]), "slower": slower,
+            "native_slower": native_slower,
+        }
+    )  # fmt: skip
+
+
+def _unfit(device: str) -> str:
+    can = capabilities_of(device)
+    if can.simulated:
+        return "the simulator does not model it"
+    return "the CPU has none" if can.host else f"{device} has none"
+
+
+def _undecided(slower: Estimate, native_slower: Estimate, bound: float) -> str:
+    """Return what a claim needs that is not decided though it was measured."""
+    if at_most(slower, bound) == "not decided":
+        return _WIDE
+    if native_slower.value is None:
+        return f"native: {native_slower.refused}"
+    return "the stressor is not shown to slow the victim under native either"
+
+
+def _share(
+    windows: Mapping[_Kind, Sequence[ColocationRecord]], terms: CertificateTerms, device: str
+) -> ShareResult | None:
+    share, mode = terms.mode.claims.share, terms.mode
+    if share is None or PRODUCTS not in terms.resources:
+        return None
+    given = windows.get(_Kind(PRODUCTS, False, mode.alone), [])
+    native = windows.get(_Kind(PRODUCTS, False, NATIVE.name), [])
+    found = mean_ratio(*_pair(_means_ns(native), _means_ns(given)), CONFIDENCE)
+    failed = _FAILED if _failures([*given, *native]) else ""
+    # What native has: under MPS a client with a share sees no more than that.
+    count = _multiprocessors(native, device)
+    if not count:
+        reason = failed or "how many multiprocessors the device has is not known"
+        return ShareResult(
+            claimed=None, bound=None, verdict="not decided", reason=reason, share=found
+        )
+    claimed = share(mode.spec.parameters[VICTIM], count)
+    bound = claimed * (1 + terms.bound)
+    verdict, reason = at_most(found, bound), ""
+    if verdict == "not decided":
+        reason = failed or found.refused or _WIDE
+    return ShareResult(claimed=claimed, bound=bound, verdict=verdict, reason=reason, share=found)
+
+
+def _multiprocessors(native: Sequence[ColocationRecord], device: str) -> int:
+    """Return how many multiprocessors a device has; 0 if nobody knows."""
+    if capabilities_of(device).simulated:
+        from pytest_hwqueue.parts.devices.simulated.profile import load_profile
+
+        profile = load_profile(device.partition(":")[2])
+        return profile.multiprocessing.multiprocessors.value
+    counts = [
+        each.fingerprint.hard.get("multiprocessor_count", 0) for each in native if each.fingerprint
+    ]
+    return next((each for each in counts if isinstance(each, int)), 0)
+
+
+def _mean_ms(means_ns: Mapping[int, float]) -> Estimate:
+    values = [each / _NS_PER_MS for each in means_ns.values()]
+    return mean_of_runs(values, CONFIDENCE).model_copy(update={"unit": "ms"})
+
+
+def _failures(records: Iterable[ColocationRecord]) -> list[str]:
+    """Return why windows have no figure, and which."""
+    said = [
+        (f"{record.status}, {record.reason}" if record.status != "ok" else _lacks(record), record)
+        for record in records
+    ]
+    return [
+        f"{listed(dict.fromkeys(map(_said, whose)))}: {reason}"
+        for reason, whose in grouped((reason, record) for reason, record in said if reason).items()
+    ]
+
+
+def _said(record: ColocationRecord) -> str:
+    """Say which window a record is of."""
+    kind = _kind(record)
+    assert kind is not None
+    return f"{kind.resource} {'beside' if kind.beside else 'alone'} under {kind.scheduler}"
