@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from pytest_hwqueue.answers.certify.file import CertificateFile, ResourceResult, ShareResult
+from pytest_hwqueue.answers.certify.file import (
+    CertificateFile,
+    ResourceResult,
+    ShareResult,
+    WaitResult,
+)
 from pytest_hwqueue.answers.certify.plan import (
     NAME,
+    P99,
     PRODUCTS,
     STRESSOR,
     VICTIM,
@@ -25,25 +31,26 @@ from pytest_hwqueue.data.metrics.isolation import (
     mean_ratio,
     slowdown,
 )
-from pytest_hwqueue.data.metrics.latency import CONFIDENCE
+from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples, percentile
 from pytest_hwqueue.data.metrics.numbers import grouped, listed
 from pytest_hwqueue.data.metrics.straight_line import mean_of_runs
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.origin import origin_of
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.data.resources import Resource
+from pytest_hwqueue.engine.tenants.arrivals import is_closed
 from pytest_hwqueue.parts.schedulers.declaration import NATIVE
 from pytest_hwqueue.parts.schedulers.syntax import parse_scheduler
 
-_NS_PER_MS = 1e6
+_NS_PER_US, _NS_PER_MS, _US_PER_MS = 1e3, 1e6, 1e3
 _FAILED = "windows failed"
 _WIDE = "the interval holds the bound: more --rounds, or a longer --duration"
 
 
 class _Kind(NamedTuple):
-    """What a window is of."""
+    """What a window is of; no resource for an urgent victim, whose waits are counted."""
 
-    resource: Resource
+    resource: Resource | None
     beside: bool
     scheduler: str
 
@@ -57,6 +64,7 @@ class CertificateTerms:
         resources: that were to be measured.
         claimed: those that it is held to keep apart.
         bound: a victim that is slower by up to this share is kept apart.
+        waits_ms: what an urgent kernel is to wait at most; None to ask nothing.
 
     """
 
@@ -64,6 +72,7 @@ class CertificateTerms:
     resources: Sequence[Resource]
     claimed: Collection[Resource]
     bound: float
+    waits_ms: float | None = None
 
 
 def certificate_file(
@@ -96,6 +105,7 @@ def certificate_file(
         bound=terms.bound,
         resources=[_of_resource(each, windows, terms, device) for each in terms.resources],
         share=_share(windows, terms, device),
+        wait=_wait(windows, terms),
         failures=_failures(record for found in windows.values() for record in found),
         proof=proofs[-1] if proofs else "",
     )
@@ -114,7 +124,8 @@ def mode_of(records: Iterable[ColocationRecord]) -> PlacedMode | None:
 
 def resources_of(records: Iterable[ColocationRecord]) -> list[Resource]:
     """Return of which resources records are, in their order."""
-    return [*dict.fromkeys(kind.resource for record in records if (kind := _kind(record)))]
+    kinds = filter(None, map(_kind, records))
+    return [*dict.fromkeys(kind.resource for kind in kinds if kind.resource is not None)]
 
 
 def _kind(record: ColocationRecord) -> _Kind | None:
@@ -123,8 +134,11 @@ def _kind(record: ColocationRecord) -> _Kind | None:
     ours = tenants.keys() in ({VICTIM}, {VICTIM, STRESSOR}) and all(
         each.workload == WORKLOAD for each in tenants.values()
     )
-    resource = tenants[VICTIM].parameters.get("resource") if ours else None
-    return resource and _Kind(resource, len(tenants) > 1, record.scheduler)
+    if not ours:
+        return None
+    victim = tenants[VICTIM]
+    resource = victim.parameters.get("resource") if is_closed(victim.arrival) else None
+    return _Kind(resource, len(tenants) > 1, record.scheduler)
 
 
 def _windows(records: Iterable[ColocationRecord]) -> dict[_Kind, list[ColocationRecord]]:
@@ -156,6 +170,8 @@ def _lacks(record: ColocationRecord) -> str:
     for tenant in record.tenants:
         if tenant.failed:
             return f"{tenant.name} failed in an iteration"
+        if tenant.unserved:
+            return f"{tenant.name} did not begin some of its requests in time"
         if not tenant.latency_ns:
             return f"{tenant.name} completed no iteration: a longer --duration"
     return ""
@@ -250,6 +266,42 @@ def _share(
     return ShareResult(claimed=claimed, bound=bound, verdict=verdict, reason=reason, share=found)
 
 
+def _wait(
+    windows: Mapping[_Kind, Sequence[ColocationRecord]], terms: CertificateTerms
+) -> WaitResult | None:
+    if terms.waits_ms is None:
+        return None
+    alone = windows.get(_Kind(None, False, terms.mode.alone), [])
+    beside = windows.get(_Kind(None, True, str(terms.mode.spec)), [])
+    latencies = [each for one in _latencies_ns(alone) for each in one]
+    waits_us, alone_us = [], Estimate(unit="µs", refused=f"{VICTIM} alone served no request")
+    if latencies:
+        median_ns = percentile(latencies, 0.5)
+        alone_us = Estimate(value=median_ns / _NS_PER_US, n=len(latencies), unit="µs")
+        waits_us = [
+            (percentile(each, P99) - median_ns) / _NS_PER_US
+            for each in _latencies_ns(beside)
+            if len(each) >= minimum_samples(P99)
+        ]
+    found = mean_of_runs(waits_us, CONFIDENCE).model_copy(update={"unit": "µs"})
+    verdict, reason = at_most(found, terms.waits_ms * _US_PER_MS), ""
+    if verdict == "not decided":
+        failed = _FAILED if _failures([*alone, *beside]) else ""
+        reason = failed or alone_us.refused or found.refused or _WIDE
+    return WaitResult(
+        bound_ms=terms.waits_ms, verdict=verdict, reason=reason, alone_p50_us=alone_us, p99_us=found
+    )
+
+
+def _latencies_ns(records: Iterable[ColocationRecord]) -> list[list[int]]:
+    """Return the victim's latencies in each round that has figures."""
+    return [
+        record.tenant(VICTIM).latency_ns
+        for record in records
+        if record.status == "ok" and not _lacks(record)
+    ]
+
+
 def _multiprocessors(native: Sequence[ColocationRecord], device: str) -> int:
     """Return how many multiprocessors a device has; 0 if nobody knows."""
     if capabilities_of(device).simulated:
@@ -284,4 +336,6 @@ def _said(record: ColocationRecord) -> str:
     """Say which window a record is of."""
     kind = _kind(record)
     assert kind is not None
-    return f"{kind.resource} {'beside' if kind.beside else 'alone'} under {kind.scheduler}"
+    return (
+        f"{kind.resource or 'waits'} {'beside' if kind.beside else 'alone'} under {kind.scheduler}"
+    )

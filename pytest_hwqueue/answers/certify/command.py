@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,9 @@ _BOUND = 0.1
               help="a victim that is slower by up to this share of its time alone is kept apart; a "
               "share of the multiprocessors holds up to so much more  "
               f"[default: {_BOUND:.0%}]")  # fmt: skip
+@click.option("--waits", metavar="TIME",
+              help="also hold the P99 of an urgent kernel's wait beside products to this, such as "
+              "1ms")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=3), default=5, show_default=True,
               help="fresh processes for each kind of window; these take turns, in mirrored "
               "order")  # fmt: skip
@@ -57,8 +61,7 @@ _BOUND = 0.1
 @out_file("markdown", "also write the certificate to FILE")
 @out_file("json", "also write every figure to FILE")
 def certify(
-    mode: str | None, claims: str | None, resources: str | None, bound: str | None,
-    source: Path | None, **given: Any,
+    mode: str | None, source: Path | None, **given: Any
 ) -> int:  # fmt: skip
     """Find whether a mode keeps tenants apart, resource by resource.
 
@@ -82,29 +85,56 @@ def certify(
     not be opened.
     """
     from pytest_hwqueue.answers.certify import plan as planned
-    from pytest_hwqueue.options.values import share
 
     files = OutFiles.of(given)
     common.refuse_unwritable(files, "--from certifies from records measured elsewhere")
-    held_to = None if claims is None else planned.read_resources("--claims", claims)
-    chosen = None if resources is None else planned.read_resources("--resources", resources)
-    allowed = None if bound is None else share(1)("--bound", bound)
+    asked = _Asked.of(given)
     if source is not None:
         if mode is not None:
             raise BadOption("MODE", mode, "leave it out: the records of --from say of which it is")
-        return _report(_again(source, held_to, chosen, allowed), files)
+        return _report(_again(source, asked), files)
     if mode is None:
         raise click.UsageError("give the MODE to certify, such as threads-green-context:victim=64")
-    found = planned.read_mode(mode)
-    return _measured(found, held_to or [], chosen or RESOURCES, allowed, given, files)
+    return _measured(planned.read_mode(mode), asked, given, files)
 
 
-def _again(
-    folder: Path,
-    claims: Sequence[Resource] | None,
-    resources: Sequence[Resource] | None,
-    bound: float | None,
-) -> CertificateFile:
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked of a mode; None for what was left out.
+
+    Attributes:
+        claims: resources that it is held to keep apart.
+        resources: that are measured.
+        bound: up to which a victim may be slower.
+        waits_ms: that an urgent kernel may wait.
+
+    """
+
+    claims: Sequence[Resource] | None
+    resources: Sequence[Resource] | None
+    bound: float | None
+    waits_ms: float | None
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> _Asked:
+        """Read a command's options."""
+        from pytest_hwqueue.answers.certify.plan import read_resources
+        from pytest_hwqueue.options.values import share
+
+        claims, resources = (
+            None if given[name] is None else read_resources(f"--{name}", given[name])
+            for name in ("claims", "resources")
+        )
+        bound, waits = given["bound"], given["waits"]
+        return cls(
+            claims,
+            resources,
+            None if bound is None else share(1)("--bound", bound),
+            None if waits is None else 1000 * common.seconds("--waits", waits),
+        )
+
+
+def _again(folder: Path, asked: _Asked) -> CertificateFile:
     """Return the certificate of a folder's records, by the session's own terms or by others."""
     from pytest_hwqueue.answers.certify import certificate as made
     from pytest_hwqueue.answers.certify.file import CertificateFile
@@ -124,33 +154,34 @@ def _again(
     there = [each.resource for each in before.resources] if before else made.resources_of(records)
     terms = made.CertificateTerms(
         mode,
-        resources or there,
-        {*mode.claims.apart, *claimed} if claims is None else {*mode.claims.apart, *claims},
-        bound or (before.bound if before else _BOUND),
+        asked.resources or there,
+        {*mode.claims.apart, *(claimed if asked.claims is None else asked.claims)},
+        asked.bound or (before.bound if before else _BOUND),
+        asked.waits_ms or (before.wait.bound_ms if before and before.wait else None),
     )
     complete = before is not None and before.complete
     return made.certificate_file(records, terms, complete=complete, device=records[0].device)
 
 
-def _measured(
-    mode: PlacedMode,
-    claims: Sequence[Resource],
-    resources: Sequence[Resource],
-    bound: float | None,
-    given: dict[str, Any],
-    files: OutFiles,
-) -> int:
+def _measured(mode: PlacedMode, asked: _Asked, given: dict[str, Any], files: OutFiles) -> int:
     from pytest_hwqueue.answers.certify import certificate as made
-    from pytest_hwqueue.answers.certify.plan import CertifyPlan
-    from pytest_hwqueue.data.metrics.numbers import listed
+    from pytest_hwqueue.answers.certify.plan import CertifyPlan, least_window_s
+    from pytest_hwqueue.data.metrics.numbers import duration, listed
     from pytest_hwqueue.data.records.placement import TenantPlacement
     from pytest_hwqueue.parts.devices.kinds import only_device
     from pytest_hwqueue.parts.schedulers.syntax import Scheduler, opened_or_not
 
+    resources, claims = asked.resources or RESOURCES, asked.claims or ()
     if missing := [each for each in claims if each not in resources]:
         raise BadOption(
             "--claims", ",".join(missing), "name these among --resources, too, or leave that out"
         )
+    window_s = common.seconds("--duration", given["duration"])
+    if asked.waits_ms is not None and window_s < least_window_s():
+        raise BadOption(
+            "--duration", given["duration"],
+            f"the P99 of --waits takes windows of at least {duration(least_window_s())}",
+        )  # fmt: skip
     settings = settings_of(given)
     opened = opened_or_not(str(mode.spec), settings.scheduler_paths(Path()))
     # One that cannot be opened is refused later, with all others.
@@ -167,14 +198,12 @@ def _measured(
             f"tenants of {device.label} contend for {', '.join(contended)}",
         )  # fmt: skip
     claimed = {each for each in resources if each in (*mode.claims.apart, *claims)}
-    plan = CertifyPlan(
-        mode, measured_of, claimed, common.seconds("--duration", given["duration"]), given["rounds"]
-    )
+    plan = CertifyPlan(mode, measured_of, claimed, window_s, given["rounds"], asked.waits_ms)
     scenario, text = plan.scenario(Path.cwd())
     measured = common.measure_rounds(
         common.RoundsPlan(scenario, text, plan.window_s, plan.all_s, plan.rounds), given
     )
-    terms = made.CertificateTerms(mode, resources, claimed, bound or _BOUND)
+    terms = made.CertificateTerms(mode, resources, claimed, asked.bound or _BOUND, asked.waits_ms)
     found = made.certificate_file(
         measured.records, terms, complete=not measured.interrupted, device=device.label
     )

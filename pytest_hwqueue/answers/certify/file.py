@@ -47,6 +47,16 @@ class ShareResult(PlainData):
     share: Estimate = Field(description="its rate alone, as a share of its rate alone under native")
 
 
+class WaitResult(PlainData):
+    """How long an urgent kernel of the victim waits beside products that never pause."""
+
+    bound_ms: float = Field(description="P99 of the wait that is claimed at most")
+    verdict: ClaimVerdict
+    reason: str = Field("", description="why it is not decided")
+    alone_p50_us: Estimate = Field(description="median latency alone, which is no wait")
+    p99_us: Estimate = Field(description="mean of the rounds' P99, less that median")
+
+
 class CertificateFile(Origin):
     """What a mode is shown to keep apart, and what not."""
 
@@ -60,6 +70,7 @@ class CertificateFile(Origin):
     )
     resources: list[ResourceResult]
     share: ShareResult | None = Field(description="null if the mode gives the victim no share")
+    wait: WaitResult | None = Field(None, description="null unless it was asked for")
     failures: list[str] = Field(
         description="windows without a figure, and why, such as where the mode is not proven active"
     )
@@ -72,4 +83,5 @@ class CertificateFile(Origin):
     def verdicts(self) -> list[str]:
         """Of all claims."""
         of_resources = [each.verdict for each in self.resources if each.claimed]
-        return [*of_resources, *([] if self.share is None else [self.share.verdict])]
+        others = [each.verdict for each in (self.share, self.wait) if each is not None]
+        return [*of_resources, *others]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_hwqueue.data.errors import BadOption, within
+from pytest_hwqueue.data.metrics.latency import minimum_samples
 from pytest_hwqueue.data.metrics.numbers import listed
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.resources import RESOURCES, Resource
@@ -22,8 +23,18 @@ from pytest_hwqueue.parts.schedulers.syntax import parse_entry, split_entries
 NAME = "certify"
 VICTIM, STRESSOR = "victim", "stressor"
 WORKLOAD = "stress"
+P99 = 0.99
 PRODUCTS: Resource = "multiprocessors"
 """By the rate of these a share of the multiprocessors is seen."""
+
+_ARRIVAL_PER_S = 100.0
+# A Poisson process needs more than the mean time for its requests.
+_ROOM = 1.25
+# A small product has blocks enough for several multiprocessors: one of a single block may find
+# room beside kernels that fill the device.
+_URGENT = {"resource": PRODUCTS, "mm_dim": 512, "depth": 1}
+# A generator may be late by a fifth of what is asked of its tenant (`open_loop.LATENESS_SHARE`).
+_LEAST_DEADLINE_MS = 1.0
 
 _THREADS = f"{TenantPlacement.THREADS}-"
 # Clocks rise and memory is touched within it; iterations last milliseconds.
@@ -68,6 +79,7 @@ class CertifyPlan:
         claimed: those that the mode is held to keep apart: they are measured under native, too.
         window_s: length of each window.
         rounds: windows of each kind.
+        waits_ms: what an urgent kernel is to wait at most beside products; None to measure none.
 
     """
 
@@ -76,6 +88,7 @@ class CertifyPlan:
     claimed: Collection[Resource]
     window_s: float
     rounds: int
+    waits_ms: float | None = None
 
     @property
     def all_s(self) -> float:
@@ -112,7 +125,22 @@ class CertifyPlan:
             if (compared or shared) and not self.mode.native:
                 both = self._of(resource, "_native", NATIVE.name, NATIVE.name)
                 found += both if compared else both[:1]
-        return found
+        return [*found, *self._waits()]
+
+    def _waits(self) -> list[dict[str, Any]]:
+        """Return the variants of an urgent victim, alone and beside products that never pause."""
+        if self.waits_ms is None:
+            return []
+        alone, beside = self._of(PRODUCTS, "", self.mode.alone, None)
+        for name, variant in (("waits_alone", alone), ("waits_beside", beside)):
+            variant["name"] = name
+            variant["set"][VICTIM] = {
+                "parameters": dict(_URGENT),
+                "arrival": f"poisson: {_ARRIVAL_PER_S:g}/s",
+                "requests": minimum_samples(P99),
+                "deadline_ms": max(_LEAST_DEADLINE_MS, self.waits_ms),
+            }
+        return [alone, beside]
 
     def _of(
         self, resource: Resource, suffix: str, alone: str, beside: str | None
@@ -129,6 +157,11 @@ class CertifyPlan:
         if beside is not None:
             together["schedulers"] = {place: [beside]}
         return [by_itself, together]
+
+
+def least_window_s() -> float:
+    """Return the shortest window that has a P99 of an urgent kernel's wait."""
+    return _ROOM * minimum_samples(P99) / _ARRIVAL_PER_S
 
 
 def _stress(resource: Resource, *tenants: str) -> dict[str, Any]:

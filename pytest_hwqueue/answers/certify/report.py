@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_hwqueue.answers.certify.file import CertificateFile, ResourceResult, ShareResult
+from pytest_hwqueue.answers.certify.file import (
+    CertificateFile,
+    ResourceResult,
+    ShareResult,
+    WaitResult,
+)
 from pytest_hwqueue.data.document.document import (
     Column,
     Command,
@@ -22,8 +27,10 @@ from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import (
     REFUSED,
     PrintedFigure,
+    counted,
     grouped,
     listed,
+    microseconds,
     milliseconds,
     percent,
     printed,
@@ -37,6 +44,11 @@ _WORDS: dict[Resource, str] = {
     "memory": "memory bandwidth",
     "copies": "copies to the device",
     "launches": "launches from the host",
+}
+_SENTENCES = {
+    "shown": "{mode} is shown to keep {what}.",
+    "refuted": "{mode} does NOT keep {what}.",
+    "not decided": "It is not decided whether {mode} keeps {what}.",
 }
 _COLUMNS = (
     Column("resource", "resource"),
@@ -73,6 +85,8 @@ def certificate_document(found: CertificateFile) -> Document:
     parts.append(_table(found))
     if found.share is not None and found.share.share.value is not None:
         parts.append(Paragraph(_of_share(found.share)))
+    if found.wait is not None and found.wait.p99_us.value is not None:
+        parts.append(Paragraph(_of_wait(found.wait)))
     parts.append(Paragraph(_READ.format(fresh=fresh, bound=f"{100 * found.bound:g} %")))
     if found.proof:
         parts.append(Paragraph(f"Proven active: {found.proof}"))
@@ -96,12 +110,14 @@ def sentences(found: CertificateFile) -> list[str]:
     """Return what the mode is shown to do, and what not, in a sentence each, the claims first."""
     claims = [each for each in found.resources if each.claimed]
     said = []
-    if shown := [*_claims(claims, "shown"), *_share_claim(found.share, "shown")]:
-        said.append(f"{found.mode} is shown to keep {listed(shown)}.")
-    if refuted := [*_claims(claims, "refuted"), *_share_claim(found.share, "refuted")]:
-        said.append(f"{found.mode} does NOT keep {listed(refuted)}.")
-    if open_ := [*_claims(claims, "not decided"), *_share_claim(found.share, "not decided")]:
-        said.append(f"It is not decided whether {found.mode} keeps {listed(open_)}.")
+    for verdict, sentence in _SENTENCES.items():
+        kept = [
+            *_claims(claims, verdict),
+            *_share_claim(found.share, verdict),
+            *_wait_claim(found.wait, verdict),
+        ]
+        if kept:
+            said.append(sentence.format(mode=found.mode, what=listed(kept)))
     if not found.verdicts:
         said.append(f"{found.mode} claims nothing, and is held to nothing (--claims).")
     others = [each for each in found.resources if each.verdict == "not claimed"]
@@ -140,7 +156,24 @@ def _share_claim(share: ShareResult | None, verdict: str) -> list[str]:
     has = f"{printed(share.share, percent)} of native's products"
     if verdict == "not decided":
         has = share.reason if share.share.value is None else f"{has}; {share.reason}"
-    return [f"the victim's share of {percent(share.claimed)} ({has})"]
+    return [f"the victim's share at most {percent(share.claimed)} ({has})"]
+
+
+def _wait_claim(wait: WaitResult | None, verdict: str) -> list[str]:
+    if wait is None or wait.verdict != verdict:
+        return []
+    has = f"P99 {printed(wait.p99_us, microseconds)} beside products"
+    if verdict == "not decided":
+        has = wait.reason if wait.p99_us.value is None else f"{has}; {wait.reason}"
+    return [f"an urgent kernel's wait at most {wait.bound_ms:g} ms ({has})"]
+
+
+def _of_wait(wait: WaitResult) -> str:
+    return (
+        "Wait: an urgent small product's latency from its scheduled arrival beside products that "
+        f"never pause, less its median alone, {printed(wait.alone_p50_us, microseconds)}. Mean of "
+        f"the P99 of {counted(wait.p99_us.n, 'round')}."
+    )
 
 
 def _of_share(share: ShareResult) -> str:

@@ -10,9 +10,11 @@ import pytest
 from pytest_hwqueue.answers.certify import plan as planned
 from pytest_hwqueue.answers.certify.plan import STRESSOR, VICTIM, CertifyPlan, read_mode
 from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.metrics.latency import minimum_samples
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.resources import RESOURCES, Resource
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases, once, own_run
+from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
 
 
 def runs(mode: str, claimed: tuple[Resource, ...] = ()) -> list[PlannedRun]:
@@ -66,6 +68,21 @@ def test_a_share_takes_the_victim_alone_under_native() -> None:
 
 def test_native_is_its_own_control() -> None:
     assert windows("native", ("memory",)) == windows("native")
+
+
+def test_an_urgent_victim_has_requests_enough_for_a_percentile() -> None:
+    plan = CertifyPlan(read_mode("mps"), [], (), window_s=5.0, rounds=5, waits_ms=3.0)
+    alone, beside = once(map(own_run, cases(plan.scenario(Path())[0])))
+    assert alone.tenants == beside.tenants[:1]
+    (victim,) = alone.tenants
+    rate = parse_arrival(victim.arrival, Path()).rate_per_s
+    assert rate is not None
+    assert victim.requests is not None
+    assert victim.requests >= minimum_samples(0.99)
+    assert planned.least_window_s() > victim.requests / rate
+    # Whose deadline is what is claimed: so late may its generator be.
+    assert victim.deadline_ms == 3.0
+    assert beside.tenants[1].parameters == {"resource": "multiprocessors"}
 
 
 def test_a_mode_is_read_with_its_placement() -> None:

@@ -122,6 +122,7 @@ def test_the_page_begins_with_the_certificate(session: tuple[Path, Result]) -> N
         (["native", "--resources", "l2"], "contend for multiprocessors, copies, launches"),
         (["native", "--bound", "0"], "give a share above 0"),
         (["native", "--duration", "soon"], "--duration"),
+        (["native", "--waits", "1ms"], "takes windows of at least 4.6 s"),
         (["native", "--rounds", "2"], "2 is not in the range x>=3"),
         (["native", "--json", "there/is/none.json"], "there is no folder there/is"),
         (["native", "--from", "."], "leave it out"),
@@ -172,6 +173,23 @@ def test_a_mode_without_claims_decides_nothing(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 3
     assert "native claims nothing, and is held to nothing" in result.stdout
+
+
+def test_threads_wait_for_a_product_and_no_longer(tmp_path: Path) -> None:
+    result = hwq(
+        "certify", "threads-native", "--device", "sim:h200", "--rounds", "3", "--duration", "5s",
+        "--resources", "multiprocessors", "--waits", "0.1ms", "--dir", tmp_path,
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "threads-native does NOT keep an urgent kernel's wait at most 0.1 ms" in result.stdout
+    (folder,) = tmp_path.iterdir()
+    wait = stored(folder).wait
+    assert wait is not None
+    # A product of 2048 x 2048 x 2048 lasts 325 µs on the model.
+    assert wait.p99_us.value == pytest.approx(325, rel=0.5)
+    longer = hwq("certify", "--from", folder, "--waits", "1ms")
+    assert longer.exit_code == 0
+    assert "is shown to keep an urgent kernel's wait at most 1 ms" in longer.stdout
 
 
 def test_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:

@@ -30,13 +30,15 @@ _OF_L2 = 1 / 3
 _BEYOND_CACHE = 4
 # A device whose properties have no cache, such as the CPU, gets that of an H200.
 _L2_BYTES = 60 * _MIB
-# So much of the cache is read again in one kernel that its launch is no part of what it takes.
-_PASSES = 16
-# A block reduces a few rows of these, all of which are read once.
+# A block reduces a few rows of these.
 _COLUMNS = 1024
-_COPIED_MIB, _BLOCKS_MIB = 16, 32
-# Together they take what one operation on another resource does: some 100 µs.
-_LAUNCHES, _ELEMENTS = 16, 256
+_ELEMENTS = 256
+# One operation lasts some 300 µs on an H200, whatever the resource: as a product in fp32 does. So
+# the first launch of an iteration and the wait for its end are a hundredth of it.
+_L2_PASSES, _MEMORY_PASSES = 64, 4
+_COPIED_MIB = 16
+_BLOCKS_MIB, _KERNELS_OF_BLOCKS = 32, 8
+_LAUNCHES = 48
 
 
 class StressParameters(Parameters):
@@ -124,7 +126,9 @@ class Stress(Workload, declared="stress"):
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
         """Return so few operations that those of all streams can be held back together."""
-        each = _LAUNCHES if self.parameters.resource == "launches" else 1
+        each = {"launches": _LAUNCHES, "blocks": _KERNELS_OF_BLOCKS}.get(
+            self.parameters.resource, 1
+        )
         return {"depth": min(self.parameters.depth, max(1, HELD_KERNELS // streams // each))}
 
     def _burst(self, index: int, depth: int) -> None:
@@ -144,9 +148,9 @@ class Stress(Workload, declared="stress"):
             return _Copy(setup, size_bytes or _COPIED_MIB * _MIB, to_host=bool(index % 2))
         of_l2 = l2_bytes(setup.device.torch_device) or _L2_BYTES
         if resource == "l2":
-            return _Reads(setup, generator, size_bytes or round(of_l2 * _OF_L2), _PASSES)
+            return _Reads(setup, generator, size_bytes or round(of_l2 * _OF_L2), _L2_PASSES)
         cached = cached_bytes(setup.device.kind, of_l2)
-        return _Reads(setup, generator, size_bytes or cached * _BEYOND_CACHE, 1)
+        return _Reads(setup, generator, size_bytes or cached * _BEYOND_CACHE, _MEMORY_PASSES)
 
 
 class _Product:
@@ -164,7 +168,7 @@ class _Product:
 
 
 class _ShortBlocks:
-    """A kernel of tens of thousands of blocks, each of which adds one to one and the same number.
+    """Kernels of tens of thousands of blocks, each of which adds one to one and the same number.
 
     Of an input that is read with a stride, as a scalar is, torch gives each block 512 numbers.
     """
@@ -178,7 +182,8 @@ class _ShortBlocks:
         self.outputs = [self._output]
 
     def run(self) -> None:
-        torch.add(self._input, 1, out=self._output)
+        for _ in range(_KERNELS_OF_BLOCKS):
+            torch.add(self._input, 1, out=self._output)
 
     def check(self, what: str) -> None:
         _require_equal(what, self._output, self._one + 1)
@@ -226,7 +231,7 @@ class _Copy:
 
 
 class _TinyKernels:
-    """As many kernels as one operation on another resource lasts, each as short as there is."""
+    """As many kernels as take the host what an operation takes a device, each of them short."""
 
     def __init__(self, setup: Setup, generator: torch.Generator) -> None:
         place = setup.device.torch_device
