@@ -135,9 +135,10 @@ class Settings:
     scheduler = Option("native", read.schedulers, "MODE[,MODE...]", "scheduler",
         "modes to measure under: mps, xsched, ...",
         "scheduler modes to measure under, each in its own processes and proven active: "
-        "native, stream-priority, mps, mps-priority, mps-partition, green-context, "
-        "env:NAME=VALUE, xsched, xsched-app, preload:NAME, or one that an installed package "
-        "adds; a setting may have alternatives, such as xsched:level=1,threshold=1|2|4")
+        "native, stream-priority, mps, mps-priority, mps-partition, mps-static, "
+        "green-context, env:NAME=VALUE, xsched, xsched-app, preload:NAME, or one that an "
+        "installed package adds; a setting may have alternatives, such as "
+        "xsched:level=1,threshold=1|2|4")
     budget = Option("", read.duration, "TIME", "samples",
         "time the session may take, such as 10min",
         "time the session may take, such as 90s, 10min or 1h: a test not expected to end in "

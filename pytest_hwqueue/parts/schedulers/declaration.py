@@ -290,7 +290,7 @@ _SET_ELSEWHERE = {
     "PYTHONPATH": "the Python that runs pytest",
 }
 _FAMILIES_SET_ELSEWHERE = {
-    "CUDA_MPS_": "the modes mps, mps-priority and mps-partition",
+    "CUDA_MPS_": "the modes mps, mps-priority, mps-partition and mps-static",
     "XSCHED_": "the mode xsched",
     "HWQ_": "an option",
 }
@@ -360,6 +360,16 @@ BUILT_IN = (
         # NVIDIA's MPS documentation, "Volta MPS Execution Resource Provisioning": a limit on what a
         # client uses, and no reservation of it.
         claims=IsolationClaims(share=lambda text, _: float(text[:-1]) / 100),
+    ),
+    _MPS._replace(
+        name="mps-static",
+        help="MPS; each tenant has a static partition of so many chunks of multiprocessors",
+        implementation=f"{_PACKAGE}.mps_static:MpsStatic",
+        named=SchedulerParameter.whole("TENANT", 1, _MOST_MULTIPROCESSORS, default=4),
+        any_order=True,
+        # How many multiprocessors a chunk has depends on the GPU's generation, and the simulator
+        # gives multiprocessors of their own only to tenants of one process.
+        simulated=None,
     ),
     SchedulerDeclaration(
         "green-context",

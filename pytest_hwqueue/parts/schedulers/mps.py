@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.data.records.proof import Proof
@@ -26,7 +27,8 @@ from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, refu
 from pytest_hwqueue.parts.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
 from pytest_hwqueue.parts.schedulers.syntax import Scheduler, SchedulerPaths, TenantRequest
 
-_ANSWER_S = 10
+# How long the control program may take to answer.
+ANSWER_S = 10
 
 # CUDA_MPS_CLIENT_PRIORITY, NVIDIA's MPS documentation: there are these two.
 _NORMAL, _BELOW_NORMAL = 0, 1
@@ -35,11 +37,15 @@ _NORMAL, _BELOW_NORMAL = 0, 1
 class Mps(Scheduler):
     """MPS: plain, with client priorities, or with shares of the multiprocessors."""
 
+    # Of the control daemon, besides -f.
+    daemon_options: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
         super().__init__(spec, paths)
         self._by_priority = spec.declaration.name == "mps-priority"
         self._by_share = spec.declaration.name == "mps-partition"
-        self._shares = {name: float(text[:-1]) / 100 for name, text in spec.parameters.items()}
+        shares = spec.parameters if self._by_share else {}
+        self._shares = {name: float(text[:-1]) / 100 for name, text in shares.items()}
         self._pipes: str | None = None
         self._daemon: Service | None = None
 
@@ -90,14 +96,25 @@ class Mps(Scheduler):
             added[VISIBLE] = os.environ[VISIBLE]
         environment = service_environment(added, VISIBLE)
         stop = Stop(signal.SIGTERM, [control], "quit\n")
-        order = Order([control, "-f"], environment, stop, contending=None, folder=pipes)
+        order = Order(
+            [control, "-f", *self.daemon_options], environment, stop, contending=None, folder=pipes
+        )
         with run_service("the MPS daemon", folder / "mps-control.log", order) as daemon:
             self._pipes, self._daemon = str(pipes), daemon
             try:
                 daemon.wait_until(self._answers, "did not answer")
+                self.prepare(daemon)
                 yield
             finally:
                 self._pipes = self._daemon = None
+
+    def prepare(self, daemon: Service) -> None:
+        """Set up in the daemon what tenants are given; it answers already.
+
+        Raises:
+            ServiceFailed: if the daemon refuses.
+
+        """
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
         """Return the daemon's pipes, and the tenant's priority or share."""
@@ -150,6 +167,21 @@ class Mps(Scheduler):
 
     def _ask(self, question: str) -> list[int]:
         """Ask the daemon for process ids, one per line."""
+        lines = self.answer(question).split()
+        if not all(line.isdecimal() for line in lines):
+            raise NotProven(
+                f"{self.mode}: {CONTROL} answered {question!r} with status 0 and "
+                f"{' '.join(lines)!r}"
+            )
+        return [int(line) for line in lines]
+
+    def answer(self, question: str) -> str:
+        """Pass a line on to the daemon; return its answer.
+
+        Raises:
+            NotProven: if it does not answer, or with a status that is not 0.
+
+        """
         pipes = self._pipes or os.environ.get(PIPES)
         if pipes is None:
             raise NotProven(f"{self.mode}: this process was not started under MPS ({PIPES})")
@@ -161,14 +193,13 @@ class Mps(Scheduler):
                 env={**os.environ, PIPES: pipes},
                 capture_output=True,
                 text=True,
-                timeout=_ANSWER_S,
+                timeout=ANSWER_S,
                 check=False,
             )
-        lines = answer.stdout.split()
-        if answer.returncode != 0 or not all(line.isdecimal() for line in lines):
+        if answer.returncode != 0:
             said = " ".join((answer.stdout + answer.stderr).split())
             raise NotProven(
                 f"{self.mode}: {CONTROL} answered {question!r} with status {answer.returncode} "
                 f"and {said!r}"
             )
-        return [int(line) for line in lines]
+        return answer.stdout

@@ -131,14 +131,14 @@ def test_where_tenants_can_have_a_mode(
 def test_where_a_process_can_have_a_mode() -> None:
     # Of a device that a package adds nothing is known: an accelerator, without NVIDIA's MPS.
     assert {each.name for each in BUILT_IN if not each.serves("npu")} == {
-        "mps", "mps-priority", "mps-partition", "green-context",
+        "mps", "mps-priority", "mps-partition", "mps-static", "green-context",
     }  # fmt: skip
     # Whether a mode with an environment can serve is asked before its process starts.
     mps = open_scheduler("mps")
     assert "needs an NVIDIA GPU" in (unavailable_for_process(mps, "cpu") or "")
     assert "not for single tests" in (unavailable_for_process(mps, "sim") or "")
     # What scenario files could not simulate either is not sent there.
-    for mode in ("xsched-app", "xsched:level=3", "mps-partition"):
+    for mode in ("xsched-app", "xsched:level=3", "mps-partition", "mps-static"):
         assert unavailable_for_process(open_scheduler(mode), "sim") == (
             f"{mode} is no part of the model of a device; use a real one"
         )

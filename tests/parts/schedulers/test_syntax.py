@@ -39,8 +39,8 @@ def _named(value: str) -> st.SearchStrategy[str]:
 
 
 _AFTER_COLON = {
-    "xsched": _XSCHED, "mps-partition": _named("%d%%"), "green-context": _named("%d"),
-    "preload": _NAMES,
+    "xsched": _XSCHED, "mps-partition": _named("%d%%"), "mps-static": _named("%d"),
+    "green-context": _named("%d"), "preload": _NAMES,
     "env": st.dictionaries(
         st.from_regex("[A-Z_][A-Z0-9_]{2,6}", fullmatch=True),
         st.sampled_from(["1", "0.25x", "a=b"]), max_size=3,
@@ -161,7 +161,8 @@ def test_every_mode_is_declared_whole_and_described() -> None:
     assert {each.usage: each.help for each in BUILT_IN}.items() <= describe_modes().items()
     assert {each.usage for each in BUILT_IN} >= {
         "xsched[:level=1,threshold=16,batch=8,policy=HPF,auto=on]",
-        "mps-partition[:TENANT=80%,...]", "green-context[:TENANT=32,...]", "preload:NAME",
+        "mps-partition[:TENANT=80%,...]", "mps-static[:TENANT=4,...]",
+        "green-context[:TENANT=32,...]", "preload:NAME",
     }  # fmt: skip
     for each in BUILT_IN:
         assert declaration(each.name) is each
