@@ -191,7 +191,13 @@ class AcceleratorPool:
             return [compute_units.group_of(self._runtime, handle) for handle in self._handles]
         device = self.device.torch_device
         return [
-            green_contexts.group_of(handle, device, replayed=replayed) for handle in self._handles
+            green_contexts.group_of(
+                handle,
+                device,
+                replayed=replayed,
+                queues=partition is not None and partition.queues is not None,
+            )
+            for handle, (_, partition) in zip(self._handles, self._kinds, strict=True)
         ]
 
     def synchronize(self) -> None:
@@ -369,7 +375,7 @@ class Accelerator:
         self.profiled = False
         self._idle: IdleStreams[StreamKind] | None = None
         self._spins: dict[int, OneBlockSpin | FillingSpin] = {}
-        self._green_contexts: dict[tuple[int, ...], GreenContexts] = {}
+        self._green_contexts: dict[tuple[tuple[int, ...], int | None], GreenContexts] = {}
 
     @property
     def name(self) -> str:
@@ -461,10 +467,11 @@ class Accelerator:
             units = int(self._properties.multi_processor_count)
             return create_masked_stream(self._runtime, partition, units)
         # Only one thread at a time creates streams, and so contexts.
-        if partition.split not in self._green_contexts:
-            self._green_contexts[partition.split] = GreenContexts(self.index, partition.split)
+        key = partition.split, partition.queues
+        if key not in self._green_contexts:
+            self._green_contexts[key] = GreenContexts(self.index, *key)
         device_priority = self._runtime.device_priority(priority)
-        contexts = self._green_contexts[partition.split]
+        contexts = self._green_contexts[key]
         return contexts.create_stream(partition.group, device_priority)
 
     def sleep_until_ns(self, when_ns: int) -> None:

@@ -25,11 +25,14 @@ class Partition(NamedTuple):
     Attributes:
         split: multiprocessors (AMD: compute units) of each group; what is left is the last group.
         group: index of the stream's own; ``len(split)`` is what is left.
+        queues: streams at once for which each group has hardware queues of its own, as far as
+            there are; 0 for the driver's own number, None where all groups share all queues.
 
     """
 
     split: tuple[int, ...]
     group: int
+    queues: int | None = None
 
     def numbers(self, units: int) -> range:
         """Return those of its group: groups follow one another in the order of the numbers."""
@@ -44,11 +47,14 @@ class GroupEvidence(NamedTuple):
     Attributes:
         size: how many multiprocessors the device says that the stream has; 0 if it is in no group.
         numbers: of those that it runs on, ascending: as its kernels report, or as its mask says.
+        queues: streams at once for which its group is given hardware queues of its own, as the
+            device says; None if it shares them, or this was not asked.
 
     """
 
     size: int
     numbers: list[int]
+    queues: int | None = None
 
 
 class PartitionedPool(StreamPool, Protocol):

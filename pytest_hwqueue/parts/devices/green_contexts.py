@@ -1,7 +1,8 @@
 """CUDA's green contexts: disjoint groups of a GPU's multiprocessors, each with its own streams.
 
 Calls the driver through cuda-bindings; the functions are those of the CUDA driver API's chapter
-"Green Contexts". Contexts and streams live as long as the process.
+"Green Contexts". Contexts and streams live as long as the process. Hardware queues of their own
+(work queues) are written against that chapter, and not run: they need a driver of CUDA 13.1.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from pytest_hwqueue.parts.devices.compute_units import GroupEvidence
 
-# CUDA 12.4, which brought green contexts.
-_LEAST_DRIVER = 12040
+# CUDA 12.4 brought green contexts, and CUDA 13.1 their work queues.
+_LEAST_DRIVER, _LEAST_FOR_QUEUES = 12040, 13010
 _THREADS_PER_BLOCK = 1024
 _SPIN_NS = 20_000
 _MOST_LAUNCHES = 50
@@ -61,18 +62,20 @@ spinning:
 class GreenContexts:
     """A GPU split into groups, with a green context for each and one for what is left."""
 
-    def __init__(self, index: int, split: Sequence[int]) -> None:
+    def __init__(self, index: int, split: Sequence[int], queues: int | None = None) -> None:
         """Split the GPU; its primary context must exist.
 
         Args:
             index: of the GPU among those that CUDA sees.
             split: multiprocessors of each group, in this order.
+            queues: as in `Partition`.
 
         Raises:
             DeviceError: if the driver gives other numbers, saying which.
 
         """
         self._device = _call("cuDeviceGet", index)
+        self._queues = queues
         self._contexts = []
         left = whole = _multiprocessors("cuDeviceGetDevResource", self._device)
         for number, count in enumerate(split):
@@ -80,7 +83,7 @@ class GreenContexts:
                 # What is left of a split can be split again only as the resource of a context.
                 left = _multiprocessors("cuGreenCtxGetDevResource", self._create(left))
             group, left = _split_off(left, count, whole)
-            self._contexts.append(self._create(group))
+            self._contexts.append(self._create(group, *self._own_queues()))
         self._left = left
 
     def create_stream(self, group: int, device_priority: int) -> int:
@@ -88,18 +91,28 @@ class GreenContexts:
         if group == len(self._contexts):
             if not self._left.sm.smCount:
                 raise DeviceError("the groups leave no multiprocessor for the other streams")
-            self._contexts.append(self._create(self._left))
+            self._contexts.append(self._create(self._left, *self._own_queues()))
         flags = _driver().CUstream_flags.CU_STREAM_NON_BLOCKING.value
         return int(_call("cuGreenCtxStreamCreate", self._contexts[group], flags, device_priority))
 
-    def _create(self, resource: Any) -> Any:
-        described = _call("cuDevResourceGenerateDesc", [resource], 1)
+    def _own_queues(self) -> list[Any]:
+        """Return the resource that gives a context queues of its own; none if all share them."""
+        if self._queues is None:
+            return []
+        resource = _queues_of("cuDeviceGetDevResource", self._device)
+        resource.wqConfig.sharingScope = _apart()
+        if self._queues:
+            resource.wqConfig.wqConcurrencyLimit = self._queues
+        return [resource]
+
+    def _create(self, *resources: Any) -> Any:
+        described = _call("cuDevResourceGenerateDesc", list(resources), len(resources))
         flags = _driver().CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM.value
         return _call("cuGreenCtxCreate", described, self._device, flags)
 
 
 @cache
-def why_not(split: tuple[int, ...], *, others: bool) -> str | None:
+def why_not(split: tuple[int, ...], *, others: bool, queues: bool = False) -> str | None:
     """Return why no visible GPU can be split so, with what the driver would give; or None.
 
     Creates no context. A split into several groups is tried group by group: only opening it shows
@@ -108,15 +121,22 @@ def why_not(split: tuple[int, ...], *, others: bool) -> str | None:
     Args:
         split: multiprocessors of each group.
         others: whether other streams need what is left.
+        queues: whether groups need hardware queues of their own.
 
     """
     try:
         version = _call("cuDriverGetVersion")
+        of_driver = f"the driver is of CUDA {version // 1000}.{version % 1000 // 10}"
         if version < _LEAST_DRIVER:
-            return (
-                f"the driver is of CUDA {version // 1000}.{version % 1000 // 10}; green contexts "
-                "came with CUDA 12.4: update the driver"
-            )
+            return f"{of_driver}; green contexts came with CUDA 12.4: update the driver"
+        if queues:
+            if version < _LEAST_FOR_QUEUES:
+                return (
+                    f"{of_driver}; work queues of green contexts came with CUDA 13.1: update the "
+                    "driver, or leave out queues"
+                )
+            # Says what cuda-bindings lacks.
+            _apart()
         _call("cuInit", 0)
         count = _call("cuDeviceGetCount")
         reasons = [_why_not(ordinal, split, others) for ordinal in range(count)]
@@ -125,13 +145,16 @@ def why_not(split: tuple[int, ...], *, others: bool) -> str | None:
     return reasons[0] if reasons and all(reasons) else None
 
 
-def group_of(handle: int, device: torch.device, *, replayed: bool) -> GroupEvidence:
+def group_of(
+    handle: int, device: torch.device, *, replayed: bool, queues: bool = False
+) -> GroupEvidence:
     """Find out on which multiprocessors a stream's kernels run.
 
     Args:
         handle: of the stream.
         device: of the stream; nothing else is known of it.
         replayed: launch the kernel by replaying a graph captured on the stream.
+        queues: whether to read how the queues of its context are configured, too.
 
     Raises:
         DeviceError: if the driver refuses.
@@ -141,10 +164,14 @@ def group_of(handle: int, device: torch.device, *, replayed: bool) -> GroupEvide
 
     driver = _driver()
     context = _call("cuStreamGetGreenCtx", driver.CUstream(handle))
-    size = 0
+    size, own_queues = 0, None
     if int(context):
         size = int(_multiprocessors("cuGreenCtxGetDevResource", context).sm.smCount)
-    return GroupEvidence(size, _ran_on(handle, device, size, replayed))
+        if queues:
+            found = _queues_of("cuGreenCtxGetDevResource", context).wqConfig
+            if found.sharingScope == _apart():
+                own_queues = int(found.wqConcurrencyLimit)
+    return GroupEvidence(size, _ran_on(handle, device, size, replayed), own_queues)
 
 
 def _ran_on(handle: int, device: torch.device, size: int, replayed: bool) -> list[int]:
@@ -238,6 +265,21 @@ def _split_off(resource: Any, count: int, whole: Any) -> tuple[Any, Any]:
 def _multiprocessors(function: str, owner: Any) -> Any:
     """Return the multiprocessors of a device or green context, as the driver's resource."""
     return _call(function, owner, _driver().CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+
+
+def _queues_of(function: str, owner: Any) -> Any:
+    """Return how a device's or green context's work queues are configured, as a resource."""
+    _apart()
+    kinds = _driver().CUdevResourceType
+    return _call(function, owner, kinds.CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG)
+
+
+def _apart() -> Any:
+    """Return the scope in which contexts have work queues of their own where possible."""
+    said = "this version of cuda-bindings does not know work queues of green contexts"
+    remedy = "install cuda-bindings 13.1 or later, of the driver's major version of CUDA"
+    with translated(DeviceError, said, AttributeError, remedy=remedy):
+        return _driver().CUdevWorkqueueConfigScope.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
 
 
 def _driver() -> Any:

@@ -276,6 +276,29 @@ def simulated(parameters: Mapping[str, str]) -> SimulatedSharing | None:
     return SimulatedSharing(priorities="all", preemption=preemption)
 
 
+# CUDA_DEVICE_MAX_CONNECTIONS, NVIDIA's CUDA C++ programming guide.
+_MOST_QUEUES = 32
+
+
+def queues(text: str) -> str:
+    """Read whether groups of multiprocessors have hardware queues of their own, and how many."""
+    if text.lower() in ("shared", "apart"):
+        return text.lower()
+    if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= _MOST_QUEUES:
+        return str(int(text))
+    raise BadInput(
+        "choose from shared, apart (each group has queues of its own, as many as the driver "
+        f"says), and the number of streams that need them at once, 1 to {_MOST_QUEUES}"
+    )
+
+
+def simulated_groups(parameters: Mapping[str, str]) -> SimulatedSharing | None:
+    """Return the simulator's model of green contexts, whose groups share queues, or None."""
+    groups = {name: int(count) for name, count in parameters.items() if name != "queues"}
+    shared = parameters.get("queues", "shared") == "shared"
+    return SimulatedSharing(groups=groups) if shared else None
+
+
 # Variables that another option or mode sets, and would set again or miss.
 _SET_ELSEWHERE = {
     "LD_PRELOAD": "the mode preload:NAME",
@@ -375,11 +398,12 @@ BUILT_IN = (
         "green-context",
         "each named tenant has multiprocessors of its own; the others share what is left",
         f"{_PACKAGE}.green_context:GreenContext",
+        parameters=(SchedulerParameter("queues", queues, "shared"),),
         named=SchedulerParameter.whole("TENANT", 1, _MOST_MULTIPROCESSORS, default=32),
         needs_environment=False,
         requires=lambda can: can.partitions,
         elsewhere="{mode} needs a GPU of NVIDIA or AMD; {device} cannot be split",
-        simulated=lambda given: SimulatedSharing(groups={n: int(c) for n, c in given.items()}),
+        simulated=simulated_groups,
         claims=IsolationClaims(
             apart=("multiprocessors",), share=lambda text, all_: int(text) / all_
         ),

@@ -54,7 +54,11 @@ class GreenContext(Scheduler):
 
     def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
         super().__init__(spec, paths)
-        self._groups = {name: int(count) for name, count in spec.parameters.items()}
+        named = {n: each for n, each in spec.parameters.items() if n != "queues"}
+        self._groups = {name: int(count) for name, count in named.items()}
+        asked = spec.value("queues")
+        number = 0 if asked == "apart" else int(asked) if asked.isdecimal() else None
+        self._queues: int | None = number
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
         """Require groups, of known tenants."""
@@ -78,14 +82,18 @@ class GreenContext(Scheduler):
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
         """Return why CUDA cannot split a GPU so; AMD's masks show that when they are set."""
         if device_kind != "cuda":
-            return None
+            if self._queues is None:
+                return None
+            return f"{self.mode}: queues are given to CUDA's green contexts alone; leave out queues"
         partitions = [
             self.partition(tenant, urgency)
             for tenant in tenants
             for urgency in tenant.urgency or (tenant.priority,)
         ]
         others = any(partition.group == len(self._groups) for partition in partitions)
-        reason = green_contexts.why_not(tuple(self._groups.values()), others=others)
+        reason = green_contexts.why_not(
+            tuple(self._groups.values()), others=others, queues=self._queues is not None
+        )
         return reason and f"{self.mode}: {reason}"
 
     def partition(self, tenant: TenantRequest, urgency: int) -> Partition:
@@ -94,7 +102,7 @@ class GreenContext(Scheduler):
         if tenant.urgency:
             urgent = min(tenant.urgency) < urgency == max(tenant.urgency)
             name = URGENT if urgent and URGENT in self._groups else CELL
-        return partition_of(self._groups, name)
+        return partition_of(self._groups, name)._replace(queues=self._queues)
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         """Require that streams ran on all multiprocessors of their group, and on no others.
@@ -109,12 +117,15 @@ class GreenContext(Scheduler):
         refuse_interceptors(self.mode, inside)
         shared = shared_by_mps(self.mode, inside)
         ran_on: dict[int, set[int]] = {}
+        queues: dict[str, int] = {}
         for name, evidence in inside.items():
             for group, size, numbers in zip(
                 evidence.asked_groups, evidence.group_sizes, evidence.ran_on, strict=True
             ):
                 self._check_size(name, group, size, numbers)
                 ran_on.setdefault(group, set()).update(numbers)
+            if self._queues is not None:
+                queues.update(self._own_queues(name, evidence))
         if not ran_on:
             raise NotProven(f"{self.mode}: no stream was opened in a group")
         by_name = {name_of_group(self._groups, group): ran_on[group] for group in sorted(ran_on)}
@@ -127,12 +138,32 @@ class GreenContext(Scheduler):
         said = "; ".join(
             f"{name}: {len(numbers)} ({_ranges(numbers)})" for name, numbers in by_name.items()
         )
+        if queues:
+            # Whether it had enough of them the driver does not tell.
+            each = "; ".join(f"{name}: for {number} streams" for name, number in queues.items())
+            said += f"; configured to have queues of their own where possible: {each}"
         return Proof(
             self.mode,
             f"multiprocessors that kernels ran on, as many as each context has: {said}{shared}",
             self.seen_priorities(inside),
             counts={f"multiprocessors seen by {name}": len(each) for name, each in by_name.items()},
         )
+
+    def _own_queues(self, name: str, evidence: InsideEvidence) -> dict[str, int]:
+        """Return for how many streams at once each group of a tenant has queues of its own."""
+        found = {}
+        for group, number in zip(evidence.asked_groups, evidence.group_queues, strict=True):
+            if number is None or self._queues not in (0, number):
+                wanted = "queues of its own"
+                wanted += f" for {self._queues} streams at once" if self._queues else ""
+                read = "shares them with all" if number is None else f"has them for {number}"
+                raise NotProven(
+                    f"{self.mode}: a stream of {name}, in the group of "
+                    f"{name_of_group(self._groups, group)}, should have {wanted}, and its "
+                    f"context {read}"
+                )
+            found[name_of_group(self._groups, group)] = number
+        return found
 
     def _check_size(self, name: str, group: int, size: int, numbers: Sequence[int]) -> None:
         whose = f"a stream of {name}, in the group of {name_of_group(self._groups, group)},"

@@ -44,6 +44,7 @@ class InsideEvidence:
             empty if the mode has no groups.
         group_sizes: of each stream, how many multiprocessors the device says that it has.
         ran_on: of each stream, the numbers of those that it ran on.
+        group_queues: of each stream, for how many at once its group is given queues of its own.
         mps_client: whether an MPS server shares the process's CUDA contexts; None on other devices,
             and where the driver does not tell.
         module_loading: whether CUDA loads modules ``lazy`` or ``eager``; None likewise.
@@ -59,6 +60,7 @@ class InsideEvidence:
     asked_groups: list[int] = field(default_factory=list)
     group_sizes: list[int] = field(default_factory=list)
     ran_on: list[list[int]] = field(default_factory=list)
+    group_queues: list[int | None] = field(default_factory=list)
     mps_client: bool | None = None
     module_loading: str | None = None
 
@@ -151,6 +153,7 @@ def with_groups(
         asked_groups=[partition.group for partition in asked],
         group_sizes=[each.size for each in found],
         ran_on=[each.numbers for each in found],
+        group_queues=[each.queues for each in found],
     )
 
 

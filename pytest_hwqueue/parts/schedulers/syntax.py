@@ -150,7 +150,8 @@ class Scheduler(ABC):
 
     def unknown(self, names: Sequence[str]) -> str | None:
         """Return which parameters are no tenant's name, or None; for use in `pointless`."""
-        unknown = [name for name in self.spec.parameters if name not in names]
+        settings = {each.name for each in self.spec.declaration.parameters}
+        unknown = [name for name in self.spec.parameters if name not in {*settings, *names}]
         if not unknown:
             return None
         return (
@@ -465,6 +466,8 @@ def impossible_split(scheduler: Scheduler, device: Device, urgency: Sequence[int
     partitions = cell_partitions(scheduler, urgency)
     if partitions is None or not device.capabilities.simulated:
         return None
+    if scheduler.spec.simulated is None:
+        return f"{scheduler.mode} is no part of the model of a device; use a real one"
     device = cast("SimulatedDevice", device)
     split = partitions[0].split
     others = any(partition.group == len(split) for partition in partitions)

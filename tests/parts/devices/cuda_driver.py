@@ -31,7 +31,12 @@ class Driver:
     """
 
     CUresult = CUresult
-    CUdevResourceType = SimpleNamespace(CU_DEV_RESOURCE_TYPE_SM="SM")
+    CUdevResourceType = SimpleNamespace(
+        CU_DEV_RESOURCE_TYPE_SM="SM", CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG="WORKQUEUE_CONFIG"
+    )
+    CUdevWorkqueueConfigScope = SimpleNamespace(
+        CU_WORKQUEUE_SCOPE_DEVICE_CTX=0, CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED=1
+    )
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=SimpleNamespace(value=1))
     CUgreenCtxCreate_flags = SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=SimpleNamespace(value=1))
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
@@ -41,6 +46,7 @@ class Driver:
         self.gpus = gpus
         self.confined = self.replays_confined = True
         self.contexts: list[set[int]] = []
+        self.queues: list[Any] = []
         self.streams: dict[int, tuple[int, int]] = {}
         self._capturing: list[Any] | None = None
 
@@ -63,6 +69,8 @@ class Driver:
         return CUresult.CUDA_SUCCESS, self.gpus
 
     def cuDeviceGetDevResource(self, device: int, kind: str) -> tuple[Any, ...]:
+        if kind == "WORKQUEUE_CONFIG":
+            return CUresult.CUDA_SUCCESS, queues(scope=0, limit=8)
         return CUresult.CUDA_SUCCESS, resource(set(range(TOTAL)), splits=True)
 
     def cuDevSmResourceSplitByCount(
@@ -77,14 +85,19 @@ class Driver:
         return CUresult.CUDA_SUCCESS, [resource(first)], 1, resource(rest)
 
     def cuDevResourceGenerateDesc(self, resources: list[Any], count: int) -> tuple[Any, ...]:
-        assert len(resources) == count == 1
-        return CUresult.CUDA_SUCCESS, resources[0]
+        assert len(resources) == count <= 2
+        assert all(hasattr(each, "wqConfig") for each in resources[1:])
+        return CUresult.CUDA_SUCCESS, resources
 
     def cuGreenCtxCreate(self, described: Any, device: int, flags: int) -> tuple[Any, ...]:
-        self.contexts.append(described.numbers)
+        multiprocessors, *own_queues = described
+        self.contexts.append(multiprocessors.numbers)
+        self.queues.append(own_queues[0] if own_queues else queues(scope=0, limit=8))
         return CUresult.CUDA_SUCCESS, len(self.contexts)
 
     def cuGreenCtxGetDevResource(self, context: int, kind: str) -> tuple[Any, ...]:
+        if kind == "WORKQUEUE_CONFIG":
+            return CUresult.CUDA_SUCCESS, self.queues[context - 1]
         return CUresult.CUDA_SUCCESS, resource(self.contexts[context - 1], splits=True)
 
     def cuGreenCtxStreamCreate(self, context: int, flags: int, priority: int) -> tuple[Any, ...]:
@@ -132,3 +145,8 @@ def resource(numbers: set[int], *, splits: bool = False) -> Any:
     """Multiprocessors as the driver describes them."""
     sm = SimpleNamespace(smCount=len(numbers), minSmPartitionSize=STEP, smCoscheduledAlignment=STEP)
     return SimpleNamespace(sm=sm, numbers=numbers, splits=splits)
+
+
+def queues(scope: int, limit: int) -> Any:
+    """How work queues are configured, as the driver describes it."""
+    return SimpleNamespace(wqConfig=SimpleNamespace(sharingScope=scope, wqConcurrencyLimit=limit))

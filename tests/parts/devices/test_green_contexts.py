@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
@@ -62,6 +62,19 @@ def test_a_stream_that_is_not_confined_is_seen_everywhere(driver: Driver) -> Non
     assert group_of(7, CPU, replayed=False) == GroupEvidence(0, list(range(TOTAL)))
 
 
+@pytest.mark.parametrize(("asked", "read"), [(None, None), (0, 8), (4, 4)])
+def test_each_context_is_given_queues_of_its_own(
+    driver: Driver, asked: int | None, read: int | None
+) -> None:
+    contexts = GreenContexts(0, (32, 16), asked)
+    handles = [contexts.create_stream(group, 0) for group in range(3)]
+    groups = [group_of(handle, CPU, replayed=False, queues=True) for handle in handles]
+    assert [each.queues for each in groups] == [read] * 3
+    # What is left between two splits is a context that no stream is in: it takes no queues.
+    assert [each.wqConfig.sharingScope for each in driver.queues].count(1) == (3 if read else 0)
+    assert len(driver.contexts) == 4
+
+
 OTHERS = ("{} multiprocessors asked for, {} given: of the 132 there are, the driver does not split "
           "off other numbers (at least 8, in multiples of 8); ask for {}")  # fmt: skip
 WHOLE = "{} multiprocessors asked for, and the GPU has 132"
@@ -102,6 +115,15 @@ def test_what_the_driver_lacks_is_named(driver: Driver) -> None:
     assert "of CUDA 12.3; green contexts came with CUDA 12.4" in (why_not((32,), others=True) or "")
     why_not.cache_clear()
     driver.version = 13000
+    said = why_not((32,), others=True, queues=True) or ""
+    assert "of CUDA 13.0; work queues of green contexts came with CUDA 13.1: update" in said
+    assert why_not((32,), others=True) is None
+    why_not.cache_clear()
+    driver.version = 13010
+    assert why_not((32,), others=True, queues=True) is None
+    why_not.cache_clear()
+    driver.CUdevWorkqueueConfigScope = SimpleNamespace()
+    assert "install cuda-bindings 13.1" in (why_not((32,), others=True, queues=True) or "")
     refused = (CUresult.CUDA_ERROR_INVALID_VALUE,)
     driver.cuInit = lambda *_: refused  # type: ignore[method-assign]
     assert why_not((32,), others=True) == "cuInit failed with error 1: CUDA_ERROR_INVALID_VALUE"

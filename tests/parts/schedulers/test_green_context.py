@@ -20,6 +20,7 @@ from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.parts.schedulers.syntax import (
     cell_partitions,
+    impossible_split,
     open_scheduler,
     prove_cell,
     tenant_requests,
@@ -59,10 +60,10 @@ def test_the_named_have_their_own_and_the_others_share_what_is_left(
 
 
 def test_the_driver_is_asked_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[tuple[int, ...], bool]] = []
+    asked: list[tuple[tuple[int, ...], bool, bool]] = []
 
-    def why_not(split: tuple[int, ...], *, others: bool) -> str | None:
-        asked.append((split, others))
+    def why_not(split: tuple[int, ...], *, others: bool, queues: bool) -> str | None:
+        asked.append((split, others, queues))
         return "asked 30, given 32"
 
     monkeypatch.setattr(green_contexts, "why_not", why_not)
@@ -72,7 +73,16 @@ def test_the_driver_is_asked_before_anything_starts(monkeypatch: pytest.MonkeyPa
     assert mode.unavailable("hip", TENANTS) is None
     assert unavailable_for_cell(open_scheduler("green-context:cell=30"), "cuda", [0, 1])
     assert unavailable_for_cell(open_scheduler("green-context:urgent=30"), "cuda", [0, 1])
-    assert asked == [((30,), True), ((30,), False), ((30,), False), ((30,), True)]
+    mode = open_scheduler("green-context:queues=apart,high=32")
+    assert mode.unavailable("cuda", TENANTS) is not None
+    assert "alone; leave out queues" in (mode.unavailable("hip", TENANTS) or "")
+    assert asked == [
+        ((30,), True, False),
+        ((30,), False, False),
+        ((30,), False, False),
+        ((30,), True, False),
+        ((32,), True, True),
+    ]
 
 
 MODE = open_scheduler("green-context:high=4")
@@ -110,6 +120,36 @@ def test_anything_else_is_not_proven(high: dict[str, Any], low: dict[str, Any], 
         MODE.proof({"high": 1, "low": 1}, inside)
 
 
+@pytest.mark.parametrize(
+    ("mode", "read", "said"),
+    [
+        ("queues=apart", [8, 8], None),
+        ("queues=4", [4, 4], None),
+        ("queues=shared", [None, None], None),
+        ("queues=apart", [8, None], "of the others, should have .* and its context shares them"),
+        ("queues=4", [8, 4], "high, .* own for 4 streams at once, and its context has them for 8"),
+    ],
+)
+def test_queues_of_their_own_are_read_back(
+    mode: str, read: list[int | None], said: str | None
+) -> None:
+    opened = open_scheduler(f"green-context:{mode},high=4")
+    partition = opened.partition(TENANTS[0], 1)
+    assert partition is not None
+    assert partition.queues == {"apart": 0, "4": 4}.get(mode.partition("=")[2])
+    inside = {
+        "high": replace(HIGH, group_queues=read[:1]),
+        "low": replace(LOW, group_queues=read[1:]),
+    }
+    if said is None:
+        evidence = opened.proof({"high": 1, "low": 1}, inside).evidence
+        own = f"high: for {read[0]} streams; the others: for {read[1]} streams"
+        assert evidence.endswith(own if read[0] else "3 (4-5, 9)")
+    else:
+        with pytest.raises(NotProven, match=said):
+            opened.proof({"high": 1, "low": 1}, inside)
+
+
 @given(
     urgency=st.lists(st.integers(0, 2), min_size=2, max_size=6).filter(lambda u: len(set(u)) > 1),
     eighths=st.integers(1, 15),
@@ -121,6 +161,14 @@ def test_a_cell_of_the_simulated_device_is_proven(urgency: list[int], eighths: i
     with pool as opened:
         counts = prove_cell(mode, opened, urgency, replayed=True).counts
     assert list(counts.values()) == [8 * eighths, 132 - 8 * eighths]
+
+
+def test_queues_apart_are_no_part_of_the_model() -> None:
+    device = SimulatedDevice("h200")
+    for mode, said in (("queues=apart", "use a real one"), ("queues=shared", None)):
+        opened = open_scheduler(f"green-context:{mode},cell=32")
+        found = impossible_split(opened, device, [0])
+        assert found is None if said is None else said in (found or "")
 
 
 def test_a_cell_whose_streams_are_anywhere_or_untold_is_not_proven() -> None:

@@ -115,7 +115,8 @@ def tenants(*priorities: int) -> list[TenantRequest]:
         ("xsched", "cuda", (0, 256), "tenant b has priority 256; those of XSched go from -255"),
         ("green-context", "sim", (1, 0), "nobody has multiprocessors of their own; name a tenant "
          "and how many, such as green-context:a=32"),
-        ("green-context:hi=32", "cuda", (1, 0), "no tenant is called hi; there are a, b"),
+        ("green-context:queues=apart", "sim", (1, 0), "nobody has multiprocessors of their own"),
+        ("green-context:queues=4,hi=32", "cuda", (1, 0), "no tenant is called hi; there are a, b"),
         ("green-context:cell=32", "hip", (1, 0), "no tenant is called cell"),
         *(("green-context:a=32", kind, (1, 0), f":a=32 needs a GPU of NVIDIA or AMD; {kind} "
            "cannot be split") for kind in ("cpu", "npu")),

@@ -40,7 +40,10 @@ def _named(value: str) -> st.SearchStrategy[str]:
 
 _AFTER_COLON = {
     "xsched": _XSCHED, "mps-partition": _named("%d%%"), "mps-static": _named("%d"),
-    "green-context": _named("%d"), "preload": _NAMES,
+    "green-context": st.tuples(
+        st.sampled_from(["", "queues=apart", "queues=shared", "queues=8"]), _named("%d")
+    ).map(lambda given: ",".join(filter(None, given))),
+    "preload": _NAMES,
     "env": st.dictionaries(
         st.from_regex("[A-Z_][A-Z0-9_]{2,6}", fullmatch=True),
         st.sampled_from(["1", "0.25x", "a=b"]), max_size=3,
@@ -111,6 +114,10 @@ _MANY = "mps-partition:" + ",".join(f"{name}=1%|2%" for name in "abcdefghi")
         ("mps-partition:low=120%", "give a share above 0"),
         ("mps-partition:low=nan", "give a share above 0"),
         ("green-context:high=0", "give a whole number from 1 to 1024"),
+        *(
+            (f"green-context:queues={value},high=8", "at once, 1 to 32")
+            for value in ("own", "0", "33", 5000 * "9")
+        ),
         ("xsched:level=1,threshold=1||2", "threshold=1||2' has an empty alternative"),
         ("xsched:level=|1,threshold=1", "threshold=1' has an empty alternative"),
         ("xsched:threshold=1|2|01", "threshold=1|2|01' stands for xsched:threshold=1 twice"),
@@ -162,7 +169,7 @@ def test_every_mode_is_declared_whole_and_described() -> None:
     assert {each.usage for each in BUILT_IN} >= {
         "xsched[:level=1,threshold=16,batch=8,policy=HPF,auto=on]",
         "mps-partition[:TENANT=80%,...]", "mps-static[:TENANT=4,...]",
-        "green-context[:TENANT=32,...]", "preload:NAME",
+        "green-context[:queues=shared,TENANT=32,...]", "preload:NAME",
     }  # fmt: skip
     for each in BUILT_IN:
         assert declaration(each.name) is each
