@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.document.document import (
     Bullets,
@@ -30,12 +32,16 @@ from pytest_hwqueue.data.metrics.numbers import (
     time_unit,
     times,
 )
+from pytest_hwqueue.data.metrics.numbers import percent as plain_percent
 from pytest_hwqueue.judge.baselines.runs import in_words
 from pytest_hwqueue.judge.effects import PROMISED
 from pytest_hwqueue.judge.judging import CellVerdict, Judgement
 from pytest_hwqueue.judge.runs import ProcessRun
 from pytest_hwqueue.judge.suite_gate import SuiteShift
 from pytest_hwqueue.judge.verdict import GateSettings, Quantity, State, Verdict, percent, sd_words
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.data.records.cell import RunRecord
 
 SEVERITY: tuple[State, ...] = (
     "regression", "incomparable", "inconclusive", "improvement", "no-baseline", "pass",
@@ -309,6 +315,32 @@ def render_judgement(judgement: Judgement, width: int, colour: bool, *, brief: b
     return rendered(judgement_parts(judgement, brief=brief, fold=brief), width, colour)
 
 
+def with_limits(judgement: Judgement, records: Sequence[RunRecord]) -> Judgement:
+    """Return a judgement that says of cells without a baseline how near they are to a limit.
+
+    It is all that a first run on a device tells of how good its figures are.
+
+    Args:
+        judgement: what a comparison found.
+        records: of the session; of a cell's runs the first that knows a limit counts.
+
+    """
+    nearest: dict[str, str] = {}
+    for record in records:
+        if (found := record.metrics.nearest_limit) is not None:
+            share = f"{plain_percent(float(found.share))} {found.limit}"
+            nearest.setdefault(record.cell_id, share)
+    return replace(
+        judgement,
+        verdicts=tuple(
+            replace(each, remark=nearest.get(each.cell_id, ""))
+            if each.verdict.state == "no-baseline"
+            else each
+            for each in judgement.verdicts
+        ),
+    )
+
+
 def changes_of(judgements: Sequence[Judgement]) -> dict[str, tuple[str, str, PrintedFigure]]:
     """Return each cell's first figure compared, its verdict's style, and the change in percent."""
     found: dict[str, tuple[str, str, PrintedFigure]] = {}
@@ -389,10 +421,15 @@ def judgement_parts(
     missing = grouped((absent.reason, absent.cell_id) for absent in judgement.missing)
     for reason, cells in missing.items():
         parts.append(_naming(f"missing ({reason})", cells, "yellow", brief, fold))
-    new = [each.cell_id for each in judgement.verdicts if each.verdict.state == "no-baseline"]
+    new = {
+        f"{each.cell_id} ({each.remark})" if each.remark else each.cell_id: each.remark
+        for each in judgement.verdicts
+        if each.verdict.state == "no-baseline"
+    }
     if new:
         where = f"no baseline in {judgement.baseline} (--hwq-save stores one)"
-        parts.append(_naming(where, list(dict.fromkeys(new)), "", brief, fold))
+        where += "; share of the device's nearest limit" * any(new.values())
+        parts.append(_naming(where, list(new), "", brief, fold))
     if judgement.shift is not None:
         changed = "yellow" if judgement.shift.of_machine else "dim"
         parts.append(Paragraph(_shift_line(judgement.shift), changed))

@@ -70,13 +70,21 @@ def sample_plan(settings: Settings, planned: int | None) -> SamplePlan | None:
     return SamplePlan(planned or settings.samples, only_run=not (several or settings.lean))
 
 
-def lean(settings: Settings, workload: Workload, run: int) -> bool:
+def lean(settings: Settings, workload: Workload, run: int, *, in_baseline: bool) -> bool:
     """Whether a run measures only what verdicts need: no references, timeline or queue switch.
 
     A comparison does, unless it gates a ratio that needs references, and whoever asks for it; a
     session that saves measures everything in its first run.
+
+    Args:
+        settings: of the session.
+        workload: that is measured.
+        run: its number, from 1.
+        in_baseline: whether the baseline has the cell. Where it has not, there is no verdict, and
+            the cell's own figures are all that a reader gets.
+
     """
-    if settings.profile:
+    if settings.profile or (settings.compare and not in_baseline):
         return False
     if settings.compare or settings.against:
         gated = {name.partition(".")[0] for name in settings.fail_on}

@@ -59,6 +59,8 @@ class Assignment(NamedTuple):
             measured run.
         planned: samples that the baseline's runs of a cell have, by cell id: what its runs are
             measured to.
+        compared_devices: folders of the devices' models that these baselines are of; empty where
+            they are compared with any device's.
 
     """
 
@@ -66,6 +68,7 @@ class Assignment(NamedTuple):
     notes: Sequence[str] = ()
     only_traced: bool = False
     planned: Mapping[str, int] = MappingProxyType({})
+    compared_devices: Sequence[str] = ()
 
 
 ASSIGNMENT = pytest.StashKey[Assignment]()

@@ -13,6 +13,7 @@ import pytest
 from pytest_hwqueue.data.errors import BadInput, NotApplicable, RecordError
 from pytest_hwqueue.data.noise_names import NONE, noise_id
 from pytest_hwqueue.data.records.cell import Cell, RunRecord, measured_again, now
+from pytest_hwqueue.data.records.files import device_folder
 from pytest_hwqueue.parts.devices.kinds import default_size, resolve_size
 from pytest_hwqueue.parts.devices.torch_settings import (
     changed_settings,
@@ -285,7 +286,7 @@ class Hwq:
                 notes=tuple(assignment.notes),
             ),
             passes=Passes(
-                lean=lean(settings, workload, assignment.run),
+                lean=lean(settings, workload, assignment.run, in_baseline=self._in_baseline(cell)),
                 throughput=measures_throughput(settings),
                 find_causes=None if traced is None else partial(find_causes, traced),
                 only_traced=only_traced,
@@ -325,6 +326,13 @@ class Hwq:
             how = "is invalid" if failure.status == "invalid" else f"failed in {record.stage}"
             pytest.fail(f"{cell.id} {how}: {failure.reason}", pytrace=False)
         return self.records[-1]
+
+    def _in_baseline(self, cell: Cell) -> bool:
+        """Whether the session's baseline has the cell, of this device's model."""
+        devices = self._assignment.compared_devices
+        if cell.id not in self._assignment.planned or not devices:
+            return cell.id in self._assignment.planned
+        return device_folder(self._device.fingerprint().hard) in devices
 
     def _begin(self, cell: Cell, family: str | None, mark: str | None) -> None:
         """Fail the test if its cell has been measured before, and record why it has no figure."""

@@ -200,7 +200,9 @@ def _regression(
     found = Regression(config, session.folder, session.records, progress.show)
     config.stash[REGRESSION] = found
     found.check(items)
-    config.stash[ASSIGNMENT] = Assignment(planned=found.planned_samples())
+    config.stash[ASSIGNMENT] = Assignment(
+        planned=found.planned_samples(), compared_devices=found.compared_devices()
+    )
     return found
 
 

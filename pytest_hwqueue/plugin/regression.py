@@ -36,7 +36,7 @@ from pytest_hwqueue.judge.stored import (
     why_unjudged,
 )
 from pytest_hwqueue.judge.verdict import LEAST_FIRST_RUNS, OTHER_CODE, GateSettings, Verdict
-from pytest_hwqueue.judge.words import explain, properties_of
+from pytest_hwqueue.judge.words import explain, properties_of, with_limits
 from pytest_hwqueue.options.options import OPTIONS, Settings
 from pytest_hwqueue.options.values import VERDICTS
 from pytest_hwqueue.plugin.against import Against, confirmed
@@ -202,6 +202,11 @@ class Regression:
                 planned[cell_id] = max(samples, planned.get(cell_id, 0))
         return planned
 
+    def compared_devices(self) -> list[str]:
+        """Return the folders of the models that have a baseline; none if all are compared."""
+        named = self._named
+        return [] if named is None or named.explicit is not None else [*named.by_device]
+
     def wanted(self) -> list[str]:
         """Return the tests to run once more.
 
@@ -224,7 +229,8 @@ class Regression:
         """Return all verdicts, as one judgement per device model."""
         if self._judgements is None:
             self._judgements = [
-                judging.judgement(self._unmeasured) for judging in self._judgings.values()
+                with_limits(judging.judgement(self._unmeasured), self._records)
+                for judging in self._judgings.values()
             ]
             # Before anything is confirmed: what is no regression against the other commit is still
             # no norm for a baseline that it is far from.

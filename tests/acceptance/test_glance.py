@@ -53,6 +53,26 @@ def test_a_session_has_a_line_for_each_cell(
     assert (pytester.path / RECORDS_FOLDER / ".gitignore").exists()
 
 
+def test_a_cell_without_a_baseline_has_its_share_of_the_devices_limits(
+    run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (option,) = (each for each in ARGUMENTS if each.startswith("--hwq-size"))
+    arguments = [each for each in ARGUMENTS if each != option]
+    result = run_in_process(
+        *arguments, "--hwq-compare=reference", "--hwq-streams=2,4", "--hwq-isolation=process"
+    )
+    assert result.ret == 0
+    lines = tables(result)
+    # Of the cell that is compared only what its verdict needs is measured.
+    (line,) = (line for line in lines if line.startswith("of the device's limits: "))
+    (share,) = re.findall(r"([\d.]+ % matrix fp32) \(large_gemm_only\)", line)
+    (said,) = (line for line in lines if line.startswith("no baseline in sim-h200/reference"))
+    assert said.endswith(
+        f"share of the device's nearest limit: large_gemm_only[sim:h200-s2-native-graph] ({share})"
+    )
+
+
 @pytest.mark.slow
 def test_a_comparison_adds_the_change_and_expands_what_did_not_pass(
     run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch

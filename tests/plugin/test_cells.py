@@ -80,7 +80,10 @@ def workload(*ratios: str, overlap: object = None) -> Any:
 def test_a_lean_run_is_one_that_only_a_verdict_needs(
     given: dict[str, Any], measured: Any, run: int, expected: bool
 ) -> None:
-    assert lean(Settings(**given), measured, run) == expected
+    assert lean(Settings(**given), measured, run, in_baseline=True) == expected
+    # What has no baseline gets no verdict, and so all of its own figures.
+    alone = lean(Settings(**given), measured, run, in_baseline=False)
+    assert alone == (expected and "compare" not in given)
 
 
 @pytest.mark.parametrize(

@@ -182,14 +182,19 @@ class Isolation:
         if config.pluginmanager.hasplugin("pytest_cov"):
             more.append("--no-cov")
         basetemp = config.getoption("basetemp", None)
-        planned = config.stash.get(ASSIGNMENT, Assignment()).planned
+        asked = config.stash.get(ASSIGNMENT, Assignment())
         return WorkerStart(
             arguments=[*added, *map(str, config.invocation_params.args), *more],
             folder=config.invocation_params.dir,
             files=self._files,
             records=self._session.folder,
             command=self._session.command,
-            assignment=Assignment(self._run, notes, self._only_traced, dict(planned)),
+            assignment=asked._replace(
+                run=self._run,
+                notes=notes,
+                only_traced=self._only_traced,
+                planned=dict(asked.planned),
+            ),
             provenance=provenance(config),
             workerinput=worker_input(config),
             basetemp=f"{basetemp}-hwq-{os.getpid()}-{self._started}" if basetemp else None,

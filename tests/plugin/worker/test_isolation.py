@@ -115,14 +115,14 @@ def test_a_worker_collects_the_tests_files_with_the_sessions_arguments(
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "x")
     config: Any = handed.items[0].config
     config.option.basetemp = "/base"
-    config.stash[ASSIGNMENT] = Assignment(planned={"cell": 400})
+    config.stash[ASSIGNMENT] = Assignment(planned={"cell": 400}, compared_devices=["nvidia-h200"])
     handed.run("a")
     start = handed.workers[0].start
     assert start["files"] == [str(handed.items[0].path)]
     assert start["arguments"][:2] == ["-p", "no:a b"]
     assert [*map(str, config.invocation_params.args)] == start["arguments"][2 : -3 - cov(config)]
     assert "--capture=sys" in start["arguments"]
-    assert start["assignment"] == [1, [], False, {"cell": 400}]
+    assert start["assignment"] == [1, [], False, {"cell": 400}, ["nvidia-h200"]]
     assert start["basetemp"].startswith("/base-hwq-")
     assert "PYTEST_CURRENT_TEST" not in handed.workers[0].environment
 
