@@ -250,14 +250,20 @@ class Hwq:
         from pytest_hwqueue.engine.cell.runner import CellRunner
         from pytest_hwqueue.engine.cell.sample_plan import USUAL
         from pytest_hwqueue.engine.cell.stop_rule import StopRule
-        from pytest_hwqueue.parts.schedulers.syntax import impossible_split, unavailable_for_cell
+        from pytest_hwqueue.parts.schedulers.syntax import (
+            impossible_split,
+            unavailable_for_cell,
+            unavailable_for_launchers,
+        )
 
         settings, assignment = self._settings, self._assignment
         only_traced, planned = assignment.only_traced, assignment.planned.get(cell.id)
         stretch = 1 if planned is None else COMPARED_TIME_STRETCH
-        refused = unavailable_for_cell(
-            self._scheduler, self._device.kind, urgency
-        ) or impossible_split(self._scheduler, self._device, urgency)
+        refused = (
+            unavailable_for_cell(self._scheduler, self._device.kind, urgency)
+            or unavailable_for_launchers(self._scheduler, workload.launched_by)
+            or impossible_split(self._scheduler, self._device, urgency)
+        )
         if refused:
             pytest.skip(refused)
         traced = trace_plan(settings, only_traced)

@@ -133,12 +133,27 @@ class LaunchingCalls(PlainData):
         """Return the tag of the latencies: ``primary``, or whose they are if not the driver's."""
         return self.refused.partition(":")[0] or primary
 
+    @property
+    def rate_has_waits(self) -> bool:
+        """Whether the launches per second have threads' waits for their streams in them.
+
+        A window's launches are shared: where they are as many as all threads may make without a
+        wait, some thread makes more. A process waits only behind its last launch, and a model's
+        threads (whose clock takes no time to read) never.
+        """
+        waits = self.by == "threads" and self.clock_ns is not None
+        return waits and not self.refused and self.launches >= self.most_held * self.launchers
+
     def __str__(self) -> str:
         who = counted(self.launchers, "thread")
         if self.by == "processes":
             who = f"{self.launchers} process{'es' if self.launchers > 1 else ''}"
         said = f"launched by {who} at once"
-        return said if self.inside is None else f"{said}, {self.inside:.3g} of them inside a call"
+        if self.inside is not None:
+            said += f", {self.inside:.3g} of them inside a call"
+        if self.rate_has_waits:
+            said += "; the rate has their waits for their streams in it"
+        return said
 
 
 def inside(windows: Sequence[LaunchingWindow]) -> float | None:

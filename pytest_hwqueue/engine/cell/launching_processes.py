@@ -54,10 +54,11 @@ class LaunchingProcesses:
             # It imports once for all of them.
             server = ForkServer(environment, ahead([self._task.workload]))
             entered.callback(server.close)
+            # All at once: 64 that take a second each to leave the device would take a minute.
+            entered.callback(_end, self._processes)
             for number in range(self.count):
                 log = folder / f"launching-{number}.log"
                 process = MeasuredProcess.start(server, _MAIN, environment, log)
-                entered.callback(_end, process)
                 self._processes.append(process)
                 process.send("begin", **asdict(self._task))
             for process in self._processes:
@@ -109,9 +110,10 @@ def _answer(process: MeasuredProcess, kind: str, within_s: float) -> Message:
     return message
 
 
-def _end(process: MeasuredProcess) -> None:
-    process.finish(_ENDING_S)
-    process.close()
+def _end(processes: Sequence[MeasuredProcess]) -> None:
+    MeasuredProcess.finish_all(processes, _ENDING_S)
+    for process in processes:
+        process.close()
 
 
 def main() -> None:

@@ -92,6 +92,12 @@ class LaunchingThreads:
     def __init__(self, streams: Sequence[ThreadsStream]) -> None:
         """Start a thread for each stream."""
         self._threads = [_LaunchingThread(index, each) for index, each in enumerate(streams)]
+        try:
+            for thread in self._threads:
+                thread.begin()
+        except BaseException:
+            self.close()
+            raise
 
     def window(self, calls: Sequence[Call], launches: int, most_held: int) -> LaunchingWindow:
         """Have threads make their calls at once until so many are made; return once they are.
@@ -105,17 +111,24 @@ class LaunchingThreads:
             most_held: calls of a thread after which it waits for its stream.
 
         Raises:
-            BaseException: what a call has raised, the first thread's.
+            BaseException: what a call has raised, the first thread's; or what has interrupted this
+                one, such as Ctrl-C. Then the threads have ended.
 
         """
         threads = self._threads[: len(calls)]
         turn = _Turn(len(threads), launches, most_held)
         for thread, call in zip(threads, calls, strict=True):
             thread.prepare(turn, call)
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.finish()
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.finish()
+        except BaseException:
+            # Some may wait for others that were never started.
+            turn.abandoned = True
+            self.close()
+            raise
         errors = [error for thread in threads if (error := thread.taken_error()) is not None]
         if errors:
             raise errors[0]
@@ -135,6 +148,7 @@ class _Turn:
         self.threads, self.launches, self.most_held = threads, launches, most_held
         # Both by one operation of the interpreter, so that no other lock is taken.
         self.awake: list[int] = []
+        self.abandoned = False
         self.numbers = count()
 
 
@@ -150,6 +164,8 @@ class _LaunchingThread:
         self._start.acquire()
         self._done.acquire()
         self._thread = threading.Thread(target=self._work, name=f"hwq-launch-{index}", daemon=True)
+
+    def begin(self) -> None:
         self._thread.start()
 
     def prepare(self, turn: _Turn, call: Call) -> None:
@@ -172,9 +188,13 @@ class _LaunchingThread:
         return self._begun_ns[: self._made], self._returned_ns[: self._made]
 
     def close(self) -> None:
+        """End the thread, wherever it was interrupted; again, too."""
         self._ended = True
-        self._start.release()
-        self._thread.join()
+        # Free: the thread was started, and sees that it is to end before it launches.
+        if self._start.locked():
+            self._start.release()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _work(self) -> None:
         try:
@@ -208,6 +228,8 @@ class _LaunchingThread:
         self._made = made = 0
         awake.append(self._index)
         while len(awake) < threads:
+            if turn.abandoned:
+                return
             # Gives the lock away, so that the others wake.
             time.sleep(0)
         while next(numbers) < most:

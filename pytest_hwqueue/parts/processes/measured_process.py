@@ -6,7 +6,8 @@ import os
 import queue
 import subprocess
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
@@ -125,12 +126,25 @@ class MeasuredProcess:
 
     def finish(self, within_s: float) -> None:
         """Ask the process to exit; end it if it does not."""
+        self.finish_all([self], within_s)
+
+    @classmethod
+    def finish_all(cls, processes: Sequence[MeasuredProcess], within_s: float) -> None:
+        """Ask processes to exit, all at once; end those that do not, and those that had gone."""
+        deadlines = []
+        for process in processes:
+            try:
+                process._channel.send("exit")
+            except ProcessEnded:
+                deadlines.append(time.monotonic() + min(within_s, _DYING_S))
+            else:
+                deadlines.append(time.monotonic() + within_s)
+        for process, deadline in zip(processes, deadlines, strict=True):
+            process._exited_by(deadline, within_s)
+
+    def _exited_by(self, deadline: float, within_s: float) -> None:
         try:
-            self._channel.send("exit")
-        except ProcessEnded:
-            within_s = min(within_s, _DYING_S)
-        try:
-            self._process.wait(within_s)
+            self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill(f"did not exit within {within_s:g} s of being asked to")
 

@@ -30,6 +30,7 @@ from pytest_hwqueue.parts.schedulers.declaration import (
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, gather, with_groups
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.data.metrics.launching import LaunchedBy
     from pytest_hwqueue.data.records.plan import Tenant
     from pytest_hwqueue.data.records.proof import Proof
     from pytest_hwqueue.parts.devices.compute_units import Partition
@@ -456,6 +457,16 @@ def unavailable_for_cell(
         # `unavailable_for_process` was asked before this process was started.
         return None
     return scheduler.unavailable(device_kind, [replace(CELL, urgency=tuple(urgency))])
+
+
+def unavailable_for_launchers(scheduler: Scheduler, launched_by: LaunchedBy) -> str | None:
+    """Return why a cell's launchers cannot be what they are asked to be under a mode, or None."""
+    if launched_by == "threads" or TenantPlacement.PROCESSES in scheduler.placements:
+        return None
+    return (
+        f"{scheduler.mode} is of one process's streams, and here each stream is a process's that "
+        "launches on it; have threads launch (--launchers threads)"
+    )
 
 
 def impossible_split(scheduler: Scheduler, device: Device, urgency: Sequence[int]) -> str | None:

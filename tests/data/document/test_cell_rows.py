@@ -63,3 +63,26 @@ def test_processes_are_called_so(tmp_path: Path, by: str, words: str) -> None:
     assert record.samples is not None
     assert record.samples.launching is not None
     assert str(record.samples.launching.model_copy(update={"by": by})).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("changed", "has_waits"),
+    [
+        ({"launchers": 8, "launches": 800, "most_held": 100}, True),
+        ({"launchers": 64, "launches": 6400, "most_held": 12}, True),
+        ({"launchers": 4, "launches": 400, "most_held": 200}, False),
+        ({"launchers": 4, "launches": 3200, "most_held": 800, "by": "processes"}, False),
+        # There no rate of the driver is given.
+        ({"launchers": 64, "launches": 6400, "most_held": 12, "refused": "cores: few"}, False),
+        ({"launchers": 64, "launches": 6400, "most_held": 12, "clock_ns": None}, False),
+    ],
+)
+def test_a_rate_with_waits_in_it_says_so(
+    tmp_path: Path, changed: dict[str, object], has_waits: bool
+) -> None:
+    device = planted(tmp_path, driver_ns=5000, interpreter_ns=100)
+    record = measured(workload_class("launch_contention"), 8, device, dispatch="graph")
+    assert record.samples is not None
+    assert record.samples.launching is not None
+    found = record.samples.launching.model_copy(update={"clock_ns": 70, **changed})
+    assert str(found).endswith("; the rate has their waits for their streams in it") == has_waits

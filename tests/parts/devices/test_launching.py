@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import FrameType
 
 import pytest
 
+from pytest_hwqueue.parts.devices import launching as launching_module
 from pytest_hwqueue.parts.devices.launching import (
     BusyCall,
     LaunchingThreads,
@@ -110,6 +113,34 @@ def test_what_a_call_or_a_context_raises_reaches_the_caller_and_no_thread_is_los
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no such stream"):
                 threads.window([lambda: None] * 2, 50, 100)
+
+
+@pytest.mark.parametrize(
+    ("function", "number"),
+    # Between two threads' starts; while the first window is waited for; as threads are made.
+    [("start", 2), ("start", THREADS), ("finish", 1), ("finish", 2), ("begin", 2)],
+)
+def test_an_interrupt_at_any_moment_leaves_no_thread_behind(function: str, number: int) -> None:
+    called: list[FrameType] = []
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        """Raise as Ctrl-C does: wherever the host's thread is."""
+        of_launching = frame.f_code.co_filename == launching_module.__file__
+        if event == "call" and of_launching and frame.f_code.co_name == function:
+            called.append(frame)
+            if len(called) == number:
+                raise KeyboardInterrupt
+
+    before = {*threading.enumerate()}
+    tracer = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), launching([IDLE] * THREADS) as threads:
+            threads.window([lambda: None] * THREADS, 50, 100)
+    finally:
+        sys.settrace(tracer)
+    assert len(called) >= number
+    assert {*threading.enumerate()} <= before
 
 
 def test_a_busy_call_lasts_the_longer_the_longer_was_asked_for() -> None:

@@ -41,6 +41,14 @@ def main():
             child = subprocess.Popen(["sleep", "600"], start_new_session=message["apart"])
             channel.send("spawned", pid=child.pid)
             continue
+        elif kind == "meet":
+            # Asked to exit, it waits for the others that were asked.
+            channel.send("done", what=kind)
+            channel.receive()
+            open(os.path.join(message["folder"], str(os.getpid())), "w").close()
+            while len(os.listdir(message["folder"])) < message["of"]:
+                time.sleep(0.01)
+            sys.exit()
         elif kind == "close":
             channel.close()
             sleep_for_ever()
@@ -100,6 +108,22 @@ def test_a_process_answers_until_it_is_asked_to_exit(process: MeasuredProcess) -
     assert process.ended_well
     assert process.how_it_ended() == "exited with status 0"
     assert (process.last_lines(), process.last_lines(1)) == ("hello\nthere", "there")
+
+
+def test_several_are_asked_to_exit_at_once(
+    start: Callable[[], MeasuredProcess], tmp_path: Path
+) -> None:
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    processes = [start() for _ in range(3)]
+    gone = start()
+    for process in processes:
+        done(process, "meet", folder=str(meeting), of=len(processes))
+    gone.send("crash")
+    # One after the other, the first would wait for the second in vain.
+    MeasuredProcess.finish_all([gone, *processes], 60)
+    assert [process.how_it_ended() for process in processes] == ["exited with status 0"] * 3
+    assert gone.how_it_ended() == "died by SIGSEGV"
 
 
 def test_one_that_ends_by_itself_says_how_to_whoever_waits(process: MeasuredProcess) -> None:

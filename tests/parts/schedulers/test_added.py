@@ -25,7 +25,7 @@ from pytest_hwqueue.parts.schedulers.syntax import (
 )
 
 if TYPE_CHECKING:
-    from tests.conftest import Sessions
+    from tests.conftest import RunInProcess, Sessions
 
 from .processes import needs_compiler
 
@@ -127,3 +127,33 @@ def test_an_installed_package_adds_it_to_sessions(
     result.assert_outcomes(passed=1)
     (record,) = json.loads((package / "s.json").read_text())["records"]
     assert record["scheduler_proof"]["evidence"] == "libfair.so mapped in all tenants"
+
+
+_APART = """
+from pytest_hwqueue import Proof, Scheduler, SchedulerDeclaration
+
+APART = SchedulerDeclaration("apart", "of threads", "my_package.apart:Apart",
+                             needs_environment=False)
+
+
+class Apart(Scheduler):
+    placements = frozenset({"threads"})
+
+    def proof(self, pids, inside):
+        return Proof(self.mode, "as it says", ())
+"""
+
+
+def test_a_mode_of_threads_alone_skips_processes_that_launch(
+    package: Path, run_in_process: RunInProcess
+) -> None:
+    (package / "my_package" / "apart.py").write_text(_APART)
+    add(package, apart="my_package.apart:APART")
+    suite = Path(__file__).parents[3] / "benchmarks" / "test_latency_sensitive.py"
+    result = run_in_process(
+        str(suite), "--import-mode=importlib", "-rs", "--hwq-workload=launch_contention",
+        "--hwq-device=cpu", "--hwq-streams=1", "--hwq-iterations=5", "--hwq-scheduler=apart",
+        "--hwq-param=launchers=processes",
+    )  # fmt: skip
+    result.assert_outcomes(skipped=1, deselected=None)
+    assert "apart is of one process's streams" in result.stdout.str().replace("\n", " ")

@@ -26,6 +26,7 @@ from pytest_hwqueue.parts.schedulers.syntax import (
     open_scheduler,
     prove_cell,
     unavailable_for_cell,
+    unavailable_for_launchers,
     unavailable_for_process,
 )
 
@@ -127,6 +128,23 @@ def test_where_tenants_can_have_a_mode(
 ) -> None:
     found = open_scheduler(text).unavailable(kind, tenants(*priorities))
     assert found is None if said is None else re.search(said, found or "")
+
+
+@pytest.mark.parametrize(
+    ("mode", "refused"),
+    [
+        ("native", False), ("mps", False), ("xsched", False), ("env:A=1", False),
+        ("stream-priority", True), ("green-context:cell=32", True),
+    ],
+)  # fmt: skip
+def test_processes_that_launch_have_no_mode_of_one_processs_streams(
+    mode: str, refused: bool
+) -> None:
+    opened = open_scheduler(mode)
+    assert unavailable_for_launchers(opened, "threads") is None
+    said = unavailable_for_launchers(opened, "processes") or ""
+    assert bool(said) == refused
+    assert not refused or "have threads launch (--launchers threads)" in said
 
 
 def test_where_a_process_can_have_a_mode() -> None:
