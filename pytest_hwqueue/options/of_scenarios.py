@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,7 +76,6 @@ MEASURING_OPTIONS = (
     "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
     "preloads", "weights",
 )  # fmt: skip
-_NOTHING_SELECTED = 5
 
 
 def scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
@@ -89,7 +88,7 @@ def scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decora
         click.option("--variant", metavar="NAME", help="only this variant of the scenario"),
         click.option("--schedulers", metavar="MODE[,MODE...]",
                      help="only these rows of the table; a mode without parameters or threads- "
-                     "selects all its kinds"),
+                     "selects all its kinds; one that the file does not list is added"),
         click.argument("file", metavar="SCENARIO", type=ScenarioPath()),
     )  # fmt: skip
 
@@ -202,7 +201,7 @@ def refuse_unwritable(files: OutFiles, elsewhere: str) -> None:
 
 
 def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[str]) -> list[Case]:
-    """Return the cases that --variant and --schedulers select; exit if there are none."""
+    """Return the cases that --variant and --schedulers select, with those of modes they add."""
     from pytest_hwqueue.data.records.placement import TenantPlacement
     from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases
     from pytest_hwqueue.parts.schedulers.syntax import parse_entry, split_entries
@@ -228,16 +227,44 @@ def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[s
     spelt = [(row, case.scheduler) for row, case in zip(rows, found, strict=True)]
     kinds = [{*names, *(name.partition(":")[0] for name in names)} for names in spelt]
     wanted = [case for case, each in zip(found, kinds, strict=True) if each.intersection(modes)]
-    if not wanted:
-        click.echo(f"no case was selected; the scenario has {there}", err=True)
-        raise click.exceptions.Exit(_NOTHING_SELECTED)
     unlisted = [mode for mode in modes if not any(mode in each for each in (*kinds, always))]
-    if unlisted:
-        raise HwqError(
-            f"--schedulers: the scenario does not list {', '.join(unlisted)}: leave it out, or add "
-            f"it to the schedulers of the file, which has {there}"
-        )
-    return wanted
+    return [*wanted, *_added(unlisted, found, asked.settings)]
+
+
+def _added(modes: Sequence[str], found: Sequence[Case], settings: Settings) -> list[Case]:
+    """Return cases of modes that a scenario does not list: one for each of its variants.
+
+    Args:
+        modes: such as ``threads-native``; without a placement it is the file's, and processes where
+            the file has both.
+        found: the file's own cases, of the variants asked for.
+        settings: say where descriptions and installations are.
+
+    Raises:
+        HwqError: if a mode cannot be opened, or tenants that are servers are to be threads.
+
+    """
+    from pytest_hwqueue.data.records.placement import TenantPlacement
+    from pytest_hwqueue.parts.schedulers.syntax import unopened
+
+    in_threads, placements = f"{TenantPlacement.THREADS}-", {case.placement for case in found}
+    usual = placements.pop() if len(placements) == 1 else TenantPlacement.PROCESSES
+    names = [mode.removeprefix(in_threads) for mode in modes]
+    if bad := unopened(names, settings.scheduler_paths(Path())):
+        raise HwqError(f"--schedulers: {'; '.join(bad.values())}")
+    added = []
+    for mode, name in zip(modes, names, strict=True):
+        placement = usual if mode == name else TenantPlacement.THREADS
+        cases = [replace(case, placement=placement, scheduler=name) for case in found]
+        # The file's cases of one variant differ in nothing else.
+        added += list(dict.fromkeys(cases))
+        servers = [each.name for each in added[-1].tenants if each.server is not None]
+        if servers and placement == TenantPlacement.THREADS:
+            raise HwqError(
+                f"--schedulers: {mode}: {', '.join(servers)} is a server, which is a process: "
+                f"leave out {in_threads}"
+            )
+    return added
 
 
 def session_devices(settings: Settings) -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 Exit status: 0 the table was printed, whatever it says; 1 no case produced figures, or no rate could
 be judged; 2 interrupted, after printing the table so far; 4 wrong usage or input, also where a mode
-could not be opened and the others were measured; 5 no case was selected.
+could not be opened and the others were measured.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def which(file: Path, **given: Any) -> int:
     the reason.
 
     Exit status: 0 if the table was printed, 1 if no case produced figures, 2 if interrupted (the
-    table so far is printed, and measurements are on disk), 4 for wrong usage or input, also if a
-    scheduler could not be opened, and 5 if no case was selected.
+    table so far is printed, and measurements are on disk), and 4 for wrong usage or input, also if
+    a scheduler could not be opened.
     """
     from pytest_hwqueue.answers.which.runs import read_runs
     from pytest_hwqueue.parts.schedulers.declaration import NATIVE
@@ -283,8 +283,8 @@ def capacity(file: Path, **given: Any) -> int:
 
     Every window is kept in a folder below --dir, and the same command continues there.
 
-    Exit status: 0 if the table was printed, 1 if no rate could be judged, 2 if interrupted, 4 for
-    wrong usage or input, also if a scheduler could not be opened, and 5 if no case was selected.
+    Exit status: 0 if the table was printed, 1 if no rate could be judged, 2 if interrupted, and 4
+    for wrong usage or input, also if a scheduler could not be opened.
     """
     from pytest_hwqueue.answers.which.capacity_report import capacity_document, capacity_svg
     from pytest_hwqueue.data.safe_files import write_text
