@@ -61,7 +61,8 @@ class PlacedMode(NamedTuple):
         """The mode where the victim is alone: what is the stressor's own is not given."""
         if self.claims.share is None:
             return str(self.spec)
-        return str(self.spec._replace(parameters={VICTIM: self.spec.parameters[VICTIM]}))
+        kept = {name: text for name, text in self.spec.parameters.items() if name != STRESSOR}
+        return str(self.spec._replace(parameters=kept))
 
     @property
     def native(self) -> bool:

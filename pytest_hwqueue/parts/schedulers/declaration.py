@@ -393,6 +393,7 @@ BUILT_IN = (
         # How many multiprocessors a chunk has depends on the GPU's generation, and the simulator
         # gives multiprocessors of their own only to tenants of one process.
         simulated=None,
+        claims=IsolationClaims(apart=("multiprocessors",)),
     ),
     SchedulerDeclaration(
         "green-context",

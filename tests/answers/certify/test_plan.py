@@ -90,6 +90,9 @@ def test_a_mode_is_read_with_its_placement() -> None:
     assert mode.placement == TenantPlacement.THREADS
     assert str(mode) == "threads-green-context:victim=64,stressor=32"
     assert mode.alone == "green-context:victim=64"
+    queues = read_mode("threads-green-context:queues=apart,victim=64,stressor=32")
+    assert "queues=apart" in queues.alone
+    assert "stressor" not in queues.alone
     assert mode.claims.apart == ("multiprocessors",)
     assert str(read_mode("mps")) == read_mode("mps").alone == "mps"
 
