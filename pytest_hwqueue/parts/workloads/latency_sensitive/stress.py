@@ -33,8 +33,9 @@ _L2_BYTES = 60 * _MIB
 # A block reduces a few rows of these.
 _COLUMNS = 1024
 _ELEMENTS = 256
-# One operation lasts some 300 µs on an H200, whatever the resource: as a product in fp32 does. So
-# the first launch of an iteration and the wait for its end are a hundredth of it.
+# One operation is to last some 300 µs on an H200 whatever the resource, by its data sheet and the
+# host's 7 µs a launch, as a product in fp32 does: then the first launch of an iteration and the
+# wait for its end are a small part of it. How long each really lasts has not been measured.
 _L2_PASSES, _MEMORY_PASSES = 64, 4
 _COPIED_MIB = 16
 _BLOCKS_MIB, _KERNELS_OF_BLOCKS = 32, 8
@@ -170,7 +171,8 @@ class _Product:
 class _ShortBlocks:
     """Kernels of tens of thousands of blocks, each of which adds one to one and the same number.
 
-    Of an input that is read with a stride, as a scalar is, torch gives each block 512 numbers.
+    Where an input is not contiguous, torch gives each block 512 halves, 1,024 on AMD
+    (ATen/native/cuda/CUDALoops.cuh, `gpu_kernel_impl_nocast`).
     """
 
     def __init__(self, setup: Setup, generator: torch.Generator, size_bytes: int) -> None:
