@@ -158,16 +158,13 @@ def figures_json(found: BaseModel) -> str:
     return found.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-def selected(
-    asked: ScenarioOptions, noise: str, elsewhere: str, always: Sequence[str] = ()
-) -> tuple[Scenario, list[Case]]:
+def selected(asked: ScenarioOptions, noise: str, elsewhere: str) -> tuple[Scenario, list[Case]]:
     """Return a scenario and the cases of it that a command is to measure.
 
     Args:
         asked: the command's options.
         noise: why a scenario with noises is refused.
         elsewhere: how to get a picture where none can be drawn.
-        always: modes that the command measures even if the scenario does not list them.
 
     Raises:
         HwqError: if outputs could not be written, before anything is measured.
@@ -178,7 +175,7 @@ def selected(
     scenario = read_scenario(asked.file)
     if scenario.noise:
         raise HwqError(f"{asked.file}: noise: {noise}")
-    wanted = _wanted_cases(scenario, asked, always)
+    wanted = _wanted_cases(scenario, asked)
     refuse_unwritable(asked.files, elsewhere)
     return scenario, wanted
 
@@ -200,7 +197,7 @@ def refuse_unwritable(files: OutFiles, elsewhere: str) -> None:
             raise HwqError(f"{option}: {path}: there is no folder {path.parent}")
 
 
-def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[str]) -> list[Case]:
+def _wanted_cases(scenario: Scenario, asked: ScenarioOptions) -> list[Case]:
     """Return the cases that --variant and --schedulers select, with those of modes they add."""
     from pytest_hwqueue.data.records.placement import TenantPlacement
     from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases
@@ -227,7 +224,7 @@ def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[s
     spelt = [(row, case.scheduler) for row, case in zip(rows, found, strict=True)]
     kinds = [{*names, *(name.partition(":")[0] for name in names)} for names in spelt]
     wanted = [case for case, each in zip(found, kinds, strict=True) if each.intersection(modes)]
-    unlisted = [mode for mode in modes if not any(mode in each for each in (*kinds, always))]
+    unlisted = [mode for mode in modes if not any(mode in each for each in kinds)]
     return [*wanted, *_added(unlisted, found, asked.settings)]
 
 

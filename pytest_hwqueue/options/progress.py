@@ -97,10 +97,14 @@ class SearchProgress(WhichProgress):
         self._what = f"{case.id} at {rate_per_s:.4g}/s, window {number}: "
 
     def run_ended(self, record: ColocationRecord) -> None:
-        """Count a run, and report one that failed."""
+        """Count a run, and report one that failed, in one line.
+
+        The last lines of a server that died stand in the table, in the row of the case.
+        """
         self._done += 1
         if record.status != "ok":
-            self.say(f"{record.id} run {record.run} {record.status}: {record.reason}")
+            reason = record.reason.partition("\n")[0].rstrip(":")
+            self.say(f"{record.id} run {record.run} {record.status}: {reason}")
 
     def rate_is_decided(self, case: Case, rate_per_s: float, verdict: RateVerdict) -> None:
         """Report a verdict."""

@@ -101,7 +101,6 @@ def which(file: Path, **given: Any) -> int:
     a scheduler could not be opened.
     """
     from pytest_hwqueue.answers.which.runs import read_runs
-    from pytest_hwqueue.parts.schedulers.declaration import NATIVE
 
     noise = (
         "this command compares schedulers in the quiet; leave the field out of a copy, or measure "
@@ -109,7 +108,7 @@ def which(file: Path, **given: Any) -> int:
     )
     elsewhere = "--from draws from records measured elsewhere"
     asked = WhichOptions.of(file, given)
-    scenario, wanted = common.selected(asked, noise, elsewhere, always=(NATIVE.name,))
+    scenario, wanted = common.selected(asked, noise, elsewhere)
     if not asked.folders:
         return _measured(scenario, wanted, asked)
     if asked.causes:

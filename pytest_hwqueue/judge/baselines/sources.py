@@ -79,10 +79,12 @@ def _read(path: Path) -> tuple[SessionFile | SessionFiles, bool]:
         data = json.loads(path.read_bytes())
         if isinstance(data, dict) and str(data.get("schema")).startswith(SESSION_FILES):
             model = SessionFiles
-    return read_sealed(path, model, "a session file (--hwq-json writes them)")
+    return read_sealed(path, model, f"a session file ({_WRITTEN_BY})")
 
 
 _SESSION_FILE = "session.json"
+# In whole commands: those that read such a file have a --json of their own, or none.
+_WRITTEN_BY = "written by `hwq run --json FILE` or `pytest --hwq-json=FILE`"
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
     known = nearest(text, store.labels())
     raise RecordError(
         f"{text!r} is neither a baseline nor a file nor a folder; {known} in "
-        f"{store.root} or brought by the package; files of sessions are written with --hwq-json"
+        f"{store.root} or brought by the package; files of sessions are {_WRITTEN_BY}"
     )
 
 

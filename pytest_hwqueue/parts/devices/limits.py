@@ -17,7 +17,10 @@ from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import median_estimate
 from pytest_hwqueue.parts.devices.protocol import Device, Marks, StreamPool
 from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES, host_empty
-from pytest_hwqueue.parts.devices.torch_settings import Float32Precision
+from pytest_hwqueue.parts.devices.torch_settings import (
+    float32_precision_kept,
+    set_float32_precision,
+)
 
 FRONT_END, GRAPH_START, MEMORY = "front end", "graph start", "memory"
 TO_DEVICE, TO_HOST = "H2D copy", "D2H copy"
@@ -202,20 +205,15 @@ def measured_limit(device: Device, name: str) -> Estimate:
 
     """
     unit, streams, prepare = _LIMITS[name]
-    before = Float32Precision.now()
-    try:
-        torch.set_float32_matmul_precision("high" if name == matrix_units("tf32") else "highest")
-        with device.open_streams(streams) as pool:
-            work = prepare(device, pool)
-            # Kernels are loaded, graphs uploaded and workspaces allocated now: the last of these
-            # waits for all that runs, so that behind a gate it would wait for ever.
-            work.enqueue()
-            pool.synchronize()
-            marks = Marks(frozenset(range(streams)), "stamps", 0)
-            ended_ns = [
-                max(pool.held_window(work.enqueue, marks).ended_ns.values())
-                for _ in range(_ROUNDS)
-            ]
-    finally:
-        before.restore()
+    with float32_precision_kept(), device.open_streams(streams) as pool:
+        set_float32_precision(tf32=name == matrix_units("tf32"))
+        work = prepare(device, pool)
+        # Kernels are loaded, graphs uploaded and workspaces allocated now: the last of these waits
+        # for all that runs, so that behind a gate it would wait for ever.
+        work.enqueue()
+        pool.synchronize()
+        marks = Marks(frozenset(range(streams)), "stamps", 0)
+        ended_ns = [
+            max(pool.held_window(work.enqueue, marks).ended_ns.values()) for _ in range(_ROUNDS)
+        ]
     return median_estimate([work.amount / ns * 1e9 for ns in ended_ns], unit)

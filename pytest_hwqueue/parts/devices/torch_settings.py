@@ -180,6 +180,15 @@ class Float32Precision:
                 _of_torch("_set_fp32_precision_setter")(backend, operation, precision)
 
 
+def set_float32_precision(*, tf32: bool) -> None:
+    """Allow TF32 in products and convolutions of float32, or forbid it; for the process."""
+    import torch
+
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    # Convolutions have a switch of their own, which torch leaves on.
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
 @contextmanager
 def float32_precision_kept() -> Iterator[None]:
     """Put back at the end how torch computes in float32."""

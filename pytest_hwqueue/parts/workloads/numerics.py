@@ -6,7 +6,10 @@ import torch
 
 from pytest_hwqueue.data.errors import CheckFailed
 from pytest_hwqueue.parts.devices.tensors import TORCH_TYPES
-from pytest_hwqueue.parts.devices.torch_settings import Float32Precision
+from pytest_hwqueue.parts.devices.torch_settings import (
+    Float32Precision,
+    set_float32_precision,
+)
 from pytest_hwqueue.parts.workloads.workload import MatmulType, Setup
 
 # Relative error of the norm against a product in float64: rounding of the format's products and
@@ -25,9 +28,7 @@ def set_precision(dtype: MatmulType) -> torch.dtype:
     """
     if not _BEFORE:
         _BEFORE.append(Float32Precision.now())
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    # Convolutions have a switch of their own, which torch leaves on.
-    torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+    set_float32_precision(tf32=dtype == "tf32")
     return TORCH_TYPES[dtype]
 
 

@@ -253,8 +253,7 @@ def test_search_follows_the_variant(tmp_path: Path) -> None:
          "native: device.busy > 85% is judged by a traced window"),
         ("--tenant high", ("schedulers", "noise: [cpu]\nschedulers"), "in the quiet"),
         ("--tenant high --schedulers no", ("", ""), "no scheduler mode 'no'"),
-        ("--tenant high --schedulers native,mps-priority", ("[native, ", "["),
-         "does not list native"),
+        ("--tenant high --schedulers native,preload:no", ("", ""), "--schedulers: preload:no: "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_searched_is_refused_before_anything_starts(
@@ -348,3 +347,21 @@ def test_front_joins_what_no_other_beats() -> None:
     points = [(name, rate.rate_per_s) for name, rate in front([a, b], "low")]
     assert points == [("b", 10), ("a", 20), ("b", 30), ("a", 40)]
     assert front([a, b], "nobody") == []
+
+
+def test_the_last_lines_of_a_server_that_died_stand_in_its_row_alone(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "name: dead\ndescription: its server dies\nduration: 1s\ntenants:\n"
+        "  - name: web\n"
+        "    server: {command: '{python} -c \"exit(chr(78) + chr(79))\" {port}', protocol: http}\n"
+        "    arrival: 'poisson: 20/s'\n"
+        "goals: [web.p99 < 100 ms]\n",
+    )
+    result = hwq(file, "--tenant", "web", "--device", "cpu", "--time", "20s", "--window", "500ms",
+                 "--dir", tmp_path / "d")  # fmt: skip
+    assert result.exit_code == 1, result.output
+    # What it wrote is in none of the arguments that a message may name.
+    assert [line.strip() for line in result.stdout.splitlines()].count("NO") == 1
+    assert "NO" not in result.stderr.split()
+    assert "dead[cpu-processes-native] run 1 failed: the server of tenant web" in result.stderr

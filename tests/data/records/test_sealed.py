@@ -191,7 +191,11 @@ def test_a_record_of_the_other_kind_is_called_so(tmp_path: Path) -> None:
     [
         ("record", "schema_version", "a record"),
         ("colocation", "schema_version", "a co-location's record"),
-        ("session", "schema", "a session file (--hwq-json writes them)"),
+        (
+            "session",
+            "schema",
+            "a session file (written by `hwq run --json FILE` or `pytest --hwq-json=FILE`)",
+        ),
     ],
 )
 def test_another_version_is_refused_by_its_number(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.parts.devices.kinds import open_device
@@ -15,6 +14,7 @@ from pytest_hwqueue.parts.devices.limits import (
     matrix_units,
     measured_limit,
 )
+from pytest_hwqueue.parts.devices.torch_settings import Float32Precision
 
 # From the gate's opening to the first start, a share of what is timed: small kernels are few here.
 # Several products at once fill each other's last wave of blocks, which one leaves part empty.
@@ -34,9 +34,10 @@ def test_what_is_measured_on_a_model_is_what_it_was_given(name: str) -> None:
 
 
 def test_the_precision_of_products_stays_as_it_was() -> None:
-    before = torch.get_float32_matmul_precision()
-    measured_limit(open_device("sim:h200"), matrix_units("tf32"))
-    assert torch.get_float32_matmul_precision() == before
+    before = Float32Precision.now()
+    for name in ("tf32", "fp32"):
+        measured_limit(open_device("sim:h200"), matrix_units(name))
+        assert Float32Precision.now() == before
 
 
 def test_a_device_without_graphs_has_no_front_end_to_measure() -> None:
