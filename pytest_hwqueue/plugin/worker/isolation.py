@@ -189,11 +189,8 @@ class Isolation:
             files=self._files,
             records=self._session.folder,
             command=self._session.command,
-            assignment=asked._replace(
-                run=self._run,
-                notes=notes,
-                only_traced=self._only_traced,
-                planned=dict(asked.planned),
+            assignment=Assignment(
+                self._run, notes, self._only_traced, dict(asked.planned), asked.compared_devices
             ),
             provenance=provenance(config),
             workerinput=worker_input(config),
