@@ -203,16 +203,14 @@ class Engine:
 
     def run(self, until_ns: int | None = None) -> None:
         """Run up to and including ``until_ns``, or to the end."""
-        calendar, instant = self._calendar, self._instant
-        while calendar and (until_ns is None or calendar[0][0] <= until_ns):
-            instant()
+        self._go_on(until_ns)
         if until_ns is not None:
             self.now_ns = max(self.now_ns, until_ns)
 
     def run_until_passed(self, point: Point) -> bool:
         """Run until a point has passed; False if it never will without more work."""
-        while point.when_ns is None and self._calendar:
-            self._instant()
+        if point.when_ns is None:
+            self._go_on(None, point)
         return point.when_ns is not None
 
     def rest(self, now_ns: int) -> Rest | None:
@@ -232,24 +230,32 @@ class Engine:
         self._graph_front_end.resume(rest.graph_front_end, now_ns)
         self._copy_free_ns = [now_ns + free_ns for free_ns in rest.copies_ns]
 
-    def _instant(self) -> None:
-        """Run everything that the calendar has for its next time."""
-        calendar = self._calendar
-        now_ns, _, action, argument = heappop(calendar)
-        self.now_ns = now_ns
-        action(now_ns, argument)
-        while calendar and calendar[0][0] == now_ns:
-            _, _, action, argument = heappop(calendar)
-            action(now_ns, argument)
-        if self._front_end.waiting:
-            self._serve(now_ns, self._front_end)
-        if self._graph_front_end.waiting:
-            self._serve(now_ns, self._graph_front_end)
-        if calendar and calendar[0][0] == now_ns:
-            return
-        for slots in self._all_multiprocessors:
-            if slots.changed:
-                slots.allocate(now_ns)
+    def _go_on(self, until_ns: int | None, until_passed: Point | None = None) -> None:
+        """Run instants: everything that the calendar has for one time, then what follows of it.
+
+        One loop, without a call for each instant: a scenario's windows have millions of them.
+        """
+        calendar, all_multiprocessors = self._calendar, self._all_multiprocessors
+        front_end, graph_front_end = self._front_end, self._graph_front_end
+        for_kernels, for_graphs = front_end.waiting, graph_front_end.waiting
+        while calendar:
+            now_ns = calendar[0][0]
+            if until_ns is not None and now_ns > until_ns:
+                return
+            self.now_ns = now_ns
+            while calendar and calendar[0][0] == now_ns:
+                _, _, action, argument = heappop(calendar)
+                action(now_ns, argument)
+            if for_kernels:
+                self._serve(now_ns, front_end)
+            if for_graphs:
+                self._serve(now_ns, graph_front_end)
+            if not calendar or calendar[0][0] != now_ns:
+                for slots in all_multiprocessors:
+                    if slots.changed:
+                        slots.allocate(now_ns)
+            if until_passed is not None and until_passed.when_ns is not None:
+                return
 
     def _serve(self, now_ns: int, front_end: FrontEnd) -> None:
         room = self.hardware.concurrent_kernels - self._resident

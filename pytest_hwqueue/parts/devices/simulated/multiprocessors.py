@@ -31,7 +31,7 @@ class RunningKernel:
     """A started kernel that has blocks to run."""
 
     __slots__ = (
-        "block_ns", "groups", "item", "jumped", "pending", "rank", "slots_per_block",
+        "block_ns", "groups", "item", "jumped", "pending", "rank", "running", "slots_per_block",
         "start_ns",
     )  # fmt: skip
 
@@ -53,6 +53,8 @@ class RunningKernel:
         self.item = item
         self.start_ns = -1
         self.groups: list[_Group] = []
+        # Blocks of all its groups.
+        self.running = 0
         self.jumped = 0
 
     def __lt__(self, other: RunningKernel) -> bool:
@@ -118,23 +120,30 @@ class Multiprocessors:
             head = waiting[0]
             if head is self._jumper:
                 break
-            if not head.pending:  # its last blocks were started by a jump
-                waiting.pop(0)
+            pending = head.pending
+            if not pending:  # its last blocks were started by a jump
+                del waiting[0]
                 continue
-            blocks = min(self._free // head.slots_per_block, head.pending)
+            slots_per_block = head.slots_per_block
+            blocks = self._free // slots_per_block
             if not blocks:
                 break
-            self._free -= blocks * head.slots_per_block
-            head.pending -= blocks
+            if blocks > pending:
+                blocks = pending
+            self._free -= blocks * slots_per_block
+            head.pending = pending - blocks
+            head.running += blocks
             if head.start_ns < 0:
                 head.start_ns = now_ns
-            group = _Group(head, blocks, now_ns + head.block_ns)
+            boundary_ns = now_ns + head.block_ns
+            group = _Group(head, blocks, boundary_ns, 1)
             head.groups.append(group)
             self._groups[group] = None
-            self._arm(group)
-            if head.pending:
+            # As `_arm` would: most calls of the calendar are made here.
+            self._schedule(boundary_ns, self._ended, (group, 1))
+            if blocks < pending:
                 break
-            waiting.pop(0)
+            del waiting[0]
         if waiting and self._jumper is None:
             self._jump(waiting[0])
 
@@ -167,7 +176,9 @@ class Multiprocessors:
         kernel = group.kernel
         if self._jumper is not None:
             self._land(now_ns)
-        self._free += group.blocks * kernel.slots_per_block
+        blocks = group.blocks
+        self._free += blocks * kernel.slots_per_block
+        kernel.running -= blocks
         kernel.groups.remove(group)
         del self._groups[group]
         if self._waiting:
@@ -184,7 +195,7 @@ class Multiprocessors:
         if len(kernel.groups) < len(self._groups):
             # Others' blocks are soon to end, and would undo the jump.
             return
-        at_once = sum(group.blocks for group in kernel.groups)
+        at_once = kernel.running
         if not at_once or kernel.pending < at_once:
             return
         kernel.jumped = kernel.pending // at_once
@@ -201,7 +212,8 @@ class Multiprocessors:
         self._jumper = None
         for group in kernel.groups:
             undone = (group.boundary_ns - now_ns) // kernel.block_ns
-            undone = min(kernel.jumped, undone)
+            if undone > kernel.jumped:
+                undone = kernel.jumped
             if undone > 0:
                 group.boundary_ns -= undone * kernel.block_ns
                 kernel.pending += undone * group.blocks
