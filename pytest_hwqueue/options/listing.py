@@ -16,7 +16,12 @@ from pytest_hwqueue.data.document.document import (
 )
 from pytest_hwqueue.options.options import SIZES
 from pytest_hwqueue.parts.devices.simulated.profile import BUILT_IN, load_profile
-from pytest_hwqueue.parts.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.parts.workloads.registry import (
+    WORKLOADS,
+    Declaration,
+    declaration,
+    workload_class,
+)
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -61,7 +66,7 @@ def facts_of(workload: type[Workload]) -> list[str]:
     ]
 
 
-def _doubts(workload: type[Workload]) -> list[str]:
+def _doubts(workload: Declaration | type[Workload]) -> list[str]:
     """Return on which simulated devices a workload is known to be far off."""
     ratios = {
         f"sim:{name}": load_profile(name).not_calibrated.get(workload.name) for name in BUILT_IN
@@ -75,8 +80,9 @@ def _doubts(workload: type[Workload]) -> list[str]:
 
 def workloads_document(*, verbose: bool) -> Document:
     """Return a table of all workloads or, if ``verbose``, everything that each declares."""
-    workloads = [workload_class(name) for name in WORKLOADS]
     if not verbose:
+        # Without importing any of them, and so without torch.
+        declared = [declaration(name) for name in WORKLOADS]
         columns = (
             Column("name", "name"), Column("mark", "mark"), Column("family", "family", rank=1),
             Column("streams", "streams", right=True),
@@ -91,12 +97,12 @@ def workloads_document(*, verbose: bool) -> Document:
                 "units": ", ".join(f"{unit}/s" for unit in each.units),
                 "tags": ", ".join(each.tags),
             }, opens=True, below=[each.description, *_doubts(each)])
-            for each in workloads
+            for each in declared
         ]  # fmt: skip
         return Document([Table(columns, table)])
     parts: list[Part] = []
     sizes = [Column(size, size) for size in _SIZES]
-    for workload in workloads:
+    for workload in map(workload_class, WORKLOADS):
         parts += [Heading(workload.name), Paragraph(workload.description, "")]
         parts += map(Paragraph, facts_of(workload))
         parameters = [

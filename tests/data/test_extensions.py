@@ -110,7 +110,13 @@ def test_a_workload_says_of_itself_what_a_session_must_know(install: Install) ->
     install("workload_one", WORKLOADS.group, "mine = workload_one:Mine", _WORKLOAD)
     (name,) = anew(WORKLOADS).added
     assert anew(WORKLOADS)[name] == Declaration(
-        "mine", "example", "P2", StreamRange(1, 2, 3), "workload_one:Mine"
+        "mine",
+        "example",
+        "P2",
+        StreamRange(1, 2, 3),
+        "workload_one:Mine",
+        "nothing",
+        ("nothings",),
     )
 
 

@@ -40,6 +40,9 @@ class Declaration:
         mark: its priority, as a pytest mark.
         stream_range: how many streams it can use.
         place: its class, as ``module:Class``.
+        description: what it runs, or shows, in a line.
+        units: of its work, the headline first; each is counted per second.
+        tags: of its launches.
         collective: whether it runs collectives, on ranks started for it.
         no_graph: why an iteration cannot be captured as a graph; empty if it can.
 
@@ -50,6 +53,9 @@ class Declaration:
     mark: str
     stream_range: StreamRange
     place: str
+    description: str
+    units: tuple[str, ...]
+    tags: tuple[str, ...] = ()
     collective: bool = False
     no_graph: str = ""
 
@@ -68,41 +74,85 @@ class Declaration:
 
 
 def _built_in(
-    name: str, family: str, mark: str, streams: tuple[int, int, int], of_class: str, **more: Any
-) -> Declaration:
+    name: str, family: str, mark: str, streams: tuple[int, int, int], of_class: str,
+    description: str, **more: Any,
+) -> Declaration:  # fmt: skip
     place = f"pytest_hwqueue.parts.workloads.{family}.{name}:{of_class}"
-    return Declaration(name, family, mark, StreamRange(*streams), place, **more)
+    return Declaration(name, family, mark, StreamRange(*streams), place, description, **more)
 
 
 # What a workload's class has too: a built-in one takes it from here, another package's gives it.
-OF_CLASS = ("name", "family", "mark", "stream_range", "collective", "no_graph")
+OF_CLASS = (
+    "name", "family", "mark", "stream_range", "description", "units", "tags", "collective",
+    "no_graph",
+)  # fmt: skip
 _DECLARED = (
-    _built_in("hetero_kernels", "latency_sensitive", "P0", (2, 8, 128), "HeteroKernels"),
-    _built_in("tiny_kernel_stress", "latency_sensitive", "P0", (1, 16, 128), "TinyKernelStress"),
-    _built_in("launch_contention", "latency_sensitive", "P1", (1, 16, 128), "LaunchContention"),
-    _built_in("large_gemm_only", "latency_sensitive", "P0", (1, 4, 32), "LargeGemmOnly"),
-    _built_in("llm_decode", "inference", "P1", (1, 1, 16), "LlmDecode"),
-    _built_in("speculative_decode", "inference", "P1", (2, 6, 16), "SpeculativeDecode"),
-    _built_in("continuous_batch", "inference", "P1", (3, 8, 32), "ContinuousBatch"),
-    _built_in("rag_pipeline", "inference", "P2", (4, 8, 32), "RagPipeline"),
-    _built_in("graph_subgraphs", "latency_sensitive", "P2", (2, 8, 64), "GraphSubgraphs"),
-    _built_in("occupy", "latency_sensitive", "P2", (1, 4, 128), "Occupy"),
-    _built_in("stress", "latency_sensitive", "P2", (1, 2, 32), "Stress"),
+    _built_in("hetero_kernels", "latency_sensitive", "P0", (2, 8, 128), "HeteroKernels",
+              "small kernels' latency while large matrix products run (the convoy)",
+              units=("small kernels", "TFLOP"), tags=("small", "large")),
+    _built_in("tiny_kernel_stress", "latency_sensitive", "P0", (1, 16, 128), "TinyKernelStress",
+              "rate of tiny kernels; eager: bounded by Python, graph: by the hardware queues",
+              units=("kernels",), tags=("burst",)),
+    _built_in("launch_contention", "latency_sensitive", "P1", (1, 16, 128), "LaunchContention",
+              "launching calls from a thread, or a process, for each stream at once",
+              units=("launches",)),
+    _built_in("large_gemm_only", "latency_sensitive", "P0", (1, 4, 32), "LargeGemmOnly",
+              "one large matrix product per stream (the throughput reference)",
+              units=("TFLOP",), tags=("product",)),
+    _built_in("llm_decode", "inference", "P1", (1, 1, 16), "LlmDecode",
+              "greedy decoding of Qwen3 with a KV cache at batch 1, a sequence per stream",
+              units=("tokens",), tags=("token", "first_token")),
+    _built_in("speculative_decode", "inference", "P1", (2, 6, 16), "SpeculativeDecode",
+              "a draft model proposes tokens, a large one verifies them in one pass",
+              units=("accepted tokens", "verifications"), tags=("draft", "verify")),
+    _built_in("continuous_batch", "inference", "P1", (3, 8, 32), "ContinuousBatch",
+              "requests prefilled in a steady stream, alongside running batches that they join",
+              units=("tokens",), tags=("prefill", "decode")),
+    _built_in("rag_pipeline", "inference", "P2", (4, 8, 32), "RagPipeline",
+              "embed, retrieve, rerank and generate, several queries in flight",
+              units=("queries",), tags=("embed", "retrieve", "rerank", "generate")),
+    _built_in("graph_subgraphs", "latency_sensitive", "P2", (2, 8, 64), "GraphSubgraphs",
+              "independent MLP subgraphs that a merge stream concatenates and projects",
+              units=("samples",), tags=("subgraph", "merge")),
+    _built_in("occupy", "latency_sensitive", "P2", (1, 4, 128), "Occupy",
+              "kernels of a given length, blocks and number, to keep a device occupied",
+              units=("kernels",), tags=("burst",)),
+    _built_in("stress", "latency_sensitive", "P2", (1, 2, 32), "Stress",
+              "one resource at its limit: multiprocessors, blocks, l2, memory, copies, launches",
+              units=("operations",), tags=("burst",)),
     _built_in("comms_compute_overlap", "distributed", "P1", (2, 4, 32), "CommsComputeOverlap",
+              "matrix products alongside collectives: how much communication is hidden",
+              units=("TFLOP", "GB of one rank's bus traffic"), tags=("compute", "comm"),
               collective=True),
-    _built_in("activation_ckpt", "distributed", "P2", (2, 6, 16), "ActivationCheckpoint"),
-    _built_in("fsdp_tp", "distributed", "P1", (3, 10, 16), "FsdpTensorParallel", collective=True,
+    _built_in("activation_ckpt", "distributed", "P2", (2, 6, 16), "ActivationCheckpoint",
+              "training step that recomputes activations alongside the backward",
+              units=("samples",), tags=("forward", "recompute", "backward")),
+    _built_in("fsdp_tp", "distributed", "P1", (3, 10, 16), "FsdpTensorParallel",
+              "training steps whose blocks are gathered and reduced alongside the computation",
+              units=("samples",), tags=("all_gather", "compute", "reduce"), collective=True,
               no_graph="FSDP allocates and frees parameters from Python in every step, which a "
               "graph would not repeat"),
-    _built_in("moe", "distributed", "P1", (4, 16, 33), "MixtureOfExperts", collective=True),
+    _built_in("moe", "distributed", "P1", (4, 16, 33), "MixtureOfExperts",
+              "tokens that a gate routes to experts on separate streams, across all ranks",
+              units=("tokens",), tags=("gate", "expert", "combine"), collective=True),
     _built_in("grad_accum", "distributed", "P2", (2, 6, 16), "GradientAccumulation",
+              "microbatches' gradients reduced in buckets while later microbatches run",
+              units=("samples",), tags=("forward", "backward", "reduce"),
               collective=True),
-    _built_in("copy_engines", "pipeline", "P3", (1, 4, 16), "CopyEngines"),
-    _built_in("async_dataload", "pipeline", "P3", (3, 6, 12), "AsyncDataload"),
+    _built_in("copy_engines", "pipeline", "P3", (1, 4, 16), "CopyEngines",
+              "copies to the device, within it and back, on few copy engines",
+              units=("GB",), tags=("to_device", "within", "to_host")),
+    _built_in("async_dataload", "pipeline", "P3", (3, 6, 12), "AsyncDataload",
+              "batches copied from pinned memory, preprocessed and classified, double-buffered",
+              units=("images",), tags=("copy", "preprocess", "compute")),
     _built_in("zero_offload", "pipeline", "P3", (3, 6, 12), "ZeroOffload",
+              "training with parameters and optimiser on the host, layers fetched ahead",
+              units=("samples", "optimiser steps"), tags=("prefetch", "compute", "offload"),
               no_graph="its optimiser's step is a function of the host, whose capture has not "
               "been tried on a GPU"),
     _built_in("torch_compile", "pipeline", "P3", (2, 8, 16), "TorchCompile",
+              "regions compiled by torch.compile on different streams, forked and joined",
+              units=("samples",), tags=("region",),
               no_graph="its parameter `mode` decides: reduce-overhead captures each region into "
               "a graph"),
 )  # fmt: skip

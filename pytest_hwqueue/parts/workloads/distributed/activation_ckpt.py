@@ -46,15 +46,12 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
     ends when its own have been added.
     """
 
-    description = "training step that recomputes activations alongside the backward"
-    units = ("samples",)
     primary = PrimaryLatency(
         "step",
         "request",
         "a batch's forward and backward, until its gradients have been added",
         alike=True,
     )
-    tags = ("forward", "recompute", "backward")
     parameters: CheckpointParameters
     sizes = TRANSFORMER_SIZES
     gradients = True

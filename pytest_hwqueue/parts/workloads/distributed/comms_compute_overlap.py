@@ -163,12 +163,9 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
 
     """
 
-    description = "matrix products alongside collectives: how much communication is hidden"
-    units = ("TFLOP", _BUS_TRAFFIC)
     primary = PrimaryLatency(
         "layer pass", "iteration", "the products and collectives of all streams, side by side"
     )
-    tags = ("compute", "comm")
     parameters: OverlapParameters
     overlap: tuple[str, str] | None = ("compute_only", "comms_only")
     # In fp32 computing would take 60 times as long as communicating, and what is hidden of that

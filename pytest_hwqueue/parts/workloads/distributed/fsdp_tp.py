@@ -58,15 +58,12 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
     start equal, and continue training in every iteration.
     """
 
-    description = "training steps whose blocks are gathered and reduced alongside the computation"
-    units = ("samples",)
     primary = PrimaryLatency(
         "step",
         "request",
         "a training step of one model, until all its blocks have been updated",
         alike=True,
     )
-    tags = ("all_gather", "compute", "reduce")
     parameters: FsdpParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1, "learning_rate": 1e-4},

@@ -50,15 +50,12 @@ class GradientAccumulation(Workload, declared="grad_accum"):
     the ranks.
     """
 
-    description = "microbatches' gradients reduced in buckets while later microbatches run"
-    units = ("samples",)
     primary = PrimaryLatency(
         "microbatch",
         "request",
         "a microbatch's forward and backward, until its last bucket has been reduced",
         alike=True,
     )
-    tags = ("forward", "backward", "reduce")
     parameters: AccumulationParameters
     sizes = TRANSFORMER_SIZES
     gradients = True

@@ -177,12 +177,9 @@ class MixtureOfExperts(Workload, declared="moe"):
     ``dropped_choices_percent`` is the share of this rank's.
     """
 
-    description = "tokens that a gate routes to experts on separate streams, across all ranks"
-    units = ("tokens",)
     primary = PrimaryLatency(
         "layer pass", "iteration", "a batch of tokens: gate, exchanges, experts and weighted sum"
     )
-    tags = ("gate", "expert", "combine")
     parameters: MixtureParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "inner": 64, "tokens": 128},

@@ -70,12 +70,9 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
     first token of a request that found its stream free; that of ``decode`` is a step alone.
     """
 
-    description = "requests prefilled in a steady stream, alongside running batches that they join"
-    units = ("tokens",)
     primary = PrimaryLatency(
         "token", "request", "the time between two tokens of a request, joins included"
     )
-    tags = ("prefill", "decode")
     parameters: BatchParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {

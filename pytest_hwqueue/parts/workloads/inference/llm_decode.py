@@ -38,13 +38,10 @@ class LlmDecode(Workload, declared="llm_decode"):
     changes no shape and no launch: nothing is decided on values.
     """
 
-    description = "greedy decoding of Qwen3 with a KV cache at batch 1, a sequence per stream"
-    units = ("tokens",)
     # A token is 950 kernels: 4 ms against 0.1 ms to launch its graph.
     primary = PrimaryLatency(
         "token", "launch", "the time between two tokens of a sequence", marks=None
     )
-    tags = ("token", "first_token")
     parameters: DecodeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {**TINY_DECODER, "context": 16},

@@ -100,10 +100,7 @@ class RagPipeline(Workload, declared="rag_pipeline"):
     divided evenly, no stage has more of them.
     """
 
-    description = "embed, retrieve, rerank and generate, several queries in flight"
-    units = ("queries",)
     primary = PrimaryLatency("query", "request", "a query, from its embedding to its whole answer")
-    tags = ("embed", "retrieve", "rerank", "generate")
     parameters: RagParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {

@@ -94,12 +94,9 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
     trained draft model; how often depends on the models.
     """
 
-    description = "a draft model proposes tokens, a large one verifies them in one pass"
-    units = ("accepted tokens", "verifications")
     primary = PrimaryLatency(
         "round", "request", "a draft and its verification: the time between a sequence's tokens"
     )
-    tags = ("draft", "verify")
     parameters: SpeculativeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {

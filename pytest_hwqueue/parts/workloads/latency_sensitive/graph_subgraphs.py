@@ -44,10 +44,7 @@ class SubgraphParameters(Parameters):
 class GraphSubgraphs(Workload, declared="graph_subgraphs"):
     """Each stream but the last runs its own MLP; the last stream merges their results."""
 
-    description = "independent MLP subgraphs that a merge stream concatenates and projects"
-    units = ("samples",)
     primary = PrimaryLatency("forward", "iteration", "all subgraphs and the merge of their results")
-    tags = ("subgraph", "merge")
     parameters: SubgraphParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"inputs": 128, "hidden": 256, "outputs": 64},

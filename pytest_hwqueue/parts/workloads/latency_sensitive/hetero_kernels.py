@@ -42,9 +42,6 @@ class HeteroParameters(Parameters):
 class HeteroKernels(Workload, declared="hetero_kernels"):
     """Half of the streams run one large product each, the others one small chain each."""
 
-    description = "small kernels' latency while large matrix products run (the convoy)"
-    units = ("small kernels", "TFLOP")
-    tags = ("small", "large")
     primary = PrimaryLatency(
         "small", "launch", "a chain of small kernels, from ready to done", bounded=True
     )

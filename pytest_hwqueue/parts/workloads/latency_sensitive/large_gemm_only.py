@@ -29,9 +29,6 @@ class GemmParameters(Parameters):
 class LargeGemmOnly(Workload, declared="large_gemm_only"):
     """Each stream multiplies its own inputs into its own buffer."""
 
-    description = "one large matrix product per stream (the throughput reference)"
-    units = ("TFLOP",)
-    tags = ("product",)
     primary = PrimaryLatency(
         "product", "launch", "one large product, from ready to done", marks="events"
     )

@@ -37,8 +37,6 @@ class LaunchContention(Workload, declared="launch_contention"):
     each stream launches at once. What the device does is as short as it can be.
     """
 
-    description = "launching calls from a thread, or a process, for each stream at once"
-    units = ("launches",)
     primary = PrimaryLatency("launch", "call", "a launching call of one of several at once")
     parameters: LaunchParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"tiny": {}, "small": {}, "full": {}}

@@ -87,9 +87,6 @@ class Stress(Workload, declared="stress"):
     All of an iteration's are enqueued at once, so that the resource is never idle in between.
     """
 
-    description = "one resource at its limit: multiprocessors, blocks, l2, memory, copies, launches"
-    units = ("operations",)
-    tags = ("burst",)
     primary = PrimaryLatency(
         "burst", "launch", "a stream's operations, from ready to done", marks="events"
     )

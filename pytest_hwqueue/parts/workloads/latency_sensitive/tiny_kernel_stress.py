@@ -39,9 +39,6 @@ class TinyParameters(Parameters):
 class TinyKernelStress(Workload, declared="tiny_kernel_stress"):
     """Each stream runs a burst: ``rounds`` times (mul, add, abs, clamp), one after another."""
 
-    description = "rate of tiny kernels; eager: bounded by Python, graph: by the hardware queues"
-    units = ("kernels",)
-    tags = ("burst",)
     primary = PrimaryLatency("burst", "launch", "a burst of tiny kernels on one stream")
     parameters: TinyParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {

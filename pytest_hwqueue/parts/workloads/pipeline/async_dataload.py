@@ -62,10 +62,7 @@ class AsyncDataload(Workload, declared="async_dataload"):
     readers of its old content.
     """
 
-    description = "batches copied from pinned memory, preprocessed and classified, double-buffered"
-    units = ("images",)
     primary = PrimaryLatency("batch", "request", "a batch's copy, preprocessing and forward pass")
-    tags = ("copy", "preprocess", "compute")
     parameters: DataloadParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"batches": 4, "batch": 2, "side": 32, "model_size": "tiny"},

@@ -43,12 +43,9 @@ class CopyEngines(Workload, declared="copy_engines"):
     accelerator, which keeps a buffer for each stream.
     """
 
-    description = "copies to the device, within it and back, on few copy engines"
-    units = ("GB",)
     primary = PrimaryLatency(
         "to_device", "launch", "one copy to the device, from ready to done", marks="events"
     )
-    tags: ClassVar[tuple[str, ...]] = ("to_device", "within", "to_host")
     parameters: CopyParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mebibytes": 1},

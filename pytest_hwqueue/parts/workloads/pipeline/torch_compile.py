@@ -60,10 +60,7 @@ class TorchCompile(Workload, declared="torch_compile"):
     a copy puts them where the joining stream reads them.
     """
 
-    description = "regions compiled by torch.compile on different streams, forked and joined"
-    units = ("samples",)
     primary = PrimaryLatency("forward", "iteration", "all stages, each with its regions and join")
-    tags = ("region",)
     parameters: CompileParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Eager: on a host the compiler takes 20 s for an iteration of 1 ms.

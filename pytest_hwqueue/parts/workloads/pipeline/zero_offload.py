@@ -84,10 +84,7 @@ class ZeroOffload(Workload, declared="zero_offload"):
     so the enqueuing thread never waits, and its time is part of the iteration's.
     """
 
-    description = "training with parameters and optimiser on the host, layers fetched ahead"
-    units = ("samples", "optimiser steps")
     primary = PrimaryLatency("step", "iteration", "a training step with its update on the host")
-    tags = ("prefetch", "compute", "offload")
     parameters: OffloadParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 64, "inner": 256, "sequence": 16},
