@@ -78,16 +78,16 @@ def test_a_page_draws_the_baseline_compared_with_and_none_of_the_runs_it_gains(
     monkeypatch.setattr(render, "page_of", noted)
     monkeypatch.setattr(render, "write_page", lambda *_: None)
     options = (
-        "--hwq-device=sim:h200", "--hwq-iterations=40", "--hwq-save=main", "--hwq-runs=4",
+        "--hwq-device=sim:h200", "--hwq-iterations=40", "--hwq-save=main", "--hwq-runs=2",
         "--hwq-fail-on=p50", "--hwq-isolation=process",
     )  # fmt: skip
     assert run_in_process(*options).ret == 0
     run_in_process(*options, "--hwq-compare=main", "--hwq-report=report.html")
-    assert drawn == [[4]]
+    assert drawn == [[2]]
     (stored,) = Store(pytester.path / "baselines").read("main", "sim-h200").values()
-    assert len(stored.runs) == 8
+    assert len(stored.runs) == 4
     # That of another model is not compared with, though its cells have the same ids.
     device = pytester.path / "baselines" / "sim-h200"
     device.rename(device.with_name("sim-b200"))
     run_in_process(*options, "--hwq-compare=main", "--hwq-report=report.html")
-    assert drawn == [[4], []]
+    assert drawn == [[2], []]

@@ -29,6 +29,7 @@ from pytest_hwqueue.parts.workloads.tenants.models import (
     seeded_model,
 )
 from pytest_hwqueue.parts.workloads.tenants.shapes import find_model, missing_package, model_shape
+from tests.conftest import slow
 from tests.parts.workloads.torchvision_standin import put_on_path
 
 NAME = "torchvision:resnet18"
@@ -183,13 +184,20 @@ def test_a_tenant_of_a_scenario_runs_it_and_its_records_say_so(
     assert own.cell.parameters["only.model"] == "torchvision:resnet18"
 
 
-@pytest.mark.parametrize("command", ["which", "capacity"])
+_WRONG = [
+    (("resnet18", "resnet81"), "tenant only: model: torchvision has no classification model"),
+    (("resnet18", "ResNet"), "no model 'torchvision:ResNet'"),
+    (("2}", "2, parameters: {image_size: 31}}"), "torchvision:resnet18.image_size=31"),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("command", "change", "said"),
     [
-        (("resnet18", "resnet81"), "tenant only: model: torchvision has no classification model"),
-        (("resnet18", "ResNet"), "no model 'torchvision:ResNet'"),
-        (("2}", "2, parameters: {image_size: 31}}"), "torchvision:resnet18.image_size=31"),
+        *(("which", *wrong) for wrong in _WRONG),
+        # A process asks torchvision, as for the other command.
+        slow("capacity", *_WRONG[0]),
+        *(("capacity", *wrong) for wrong in _WRONG[1:]),
     ],
 )
 @pytest.mark.usefixtures("standin")
