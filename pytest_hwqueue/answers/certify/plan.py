@@ -59,10 +59,7 @@ class PlacedMode(NamedTuple):
     @property
     def alone(self) -> str:
         """The mode where the victim is alone: what is the stressor's own is not given."""
-        if self.claims.share is None:
-            return str(self.spec)
-        kept = {name: text for name, text in self.spec.parameters.items() if name != STRESSOR}
-        return str(self.spec._replace(parameters=kept))
+        return str(self.spec.without(STRESSOR))
 
     @property
     def native(self) -> bool:
@@ -187,10 +184,9 @@ def read_mode(text: str) -> PlacedMode:
     placement = TenantPlacement.PROCESSES if mode == text else TenantPlacement.THREADS
     found = PlacedMode(placement, specs[0])
     if found.claims.share is not None:
-        given = found.spec.parameters
-        named = found.spec.declaration.named
+        given, named = found.spec.tenants, found.spec.declaration.named
         assert named is not None
-        if VICTIM not in given or given.keys() - {VICTIM, STRESSOR}:
+        if VICTIM not in given or {*given} - {VICTIM, STRESSOR}:
             raise BadOption(
                 "MODE", text,
                 f"the tenants are called {VICTIM} and {STRESSOR}: write "

@@ -17,6 +17,7 @@ from pytest_hwqueue.answers.preempt.plan import (
     URGENT,
     VICTIM,
     WORKLOAD,
+    mode_alone,
 )
 from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE
 from pytest_hwqueue.data.metrics.estimate import Estimate
@@ -132,10 +133,11 @@ def _law(
 ) -> PreemptionLaw:
     """Return the law of victims that differ in length alone."""
     first = next(iter(victims))
-    alone = _waits_of(windows.alone.get((mode.scheduler, arrival), []))
+    by_itself = windows.alone.get((mode_alone(mode.scheduler), arrival), [])
+    alone = _waits_of(by_itself)
     medians_ns = [percentile(each.ns, 0.5) for each in alone if each.ns]
     alone_ns = fmean(medians_ns) if medians_ns else None
-    reasons = _reasons([*windows.alone.get((mode.scheduler, arrival), [])], f"{URGENT} alone")
+    reasons = _reasons(by_itself, f"{URGENT} alone")
     waits = []
     for victim, records in victims.items():
         reasons += _reasons(records, f"{victim.length_us:g} µs")

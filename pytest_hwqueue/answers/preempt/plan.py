@@ -16,7 +16,7 @@ from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.engine.scenarios.file import Scenario, parse_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun
 from pytest_hwqueue.parts.schedulers.declaration import NATIVE
-from pytest_hwqueue.parts.schedulers.syntax import parse_entry, split_entries
+from pytest_hwqueue.parts.schedulers.syntax import parse_entry, parse_scheduler, split_entries
 
 NAME = "preempt"
 VICTIM, URGENT = "victim", "urgent"
@@ -118,11 +118,18 @@ class PreemptPlan:
         return f"poisson: {1 / self.gap_s(depth):g}/s"
 
     def _urgent_alone(self) -> list[dict[str, Any]]:
+        # Each has its own: YAML would point from one to the other.
         return [
-            {"name": f"alone_d{depth}", "only": [URGENT],
+            {"name": f"alone_d{depth}", "only": [URGENT], "schedulers": self._modes_alone(),
              "set": {URGENT: {"arrival": self._arrival(depth)}}}
             for depth in self.depths
         ]  # fmt: skip
+
+    def _modes_alone(self) -> dict[str, list[str]]:
+        return {
+            str(placement): [*dict.fromkeys(map(mode_alone, modes))]
+            for placement, modes in self.schedulers.items()
+        }
 
     def _victims_alone(self) -> list[dict[str, Any]]:
         return [
@@ -143,6 +150,11 @@ class PreemptPlan:
 
 def _kernels(length_us: int, waves: int, depth: int) -> dict[str, Any]:
     return {"kernel_us": float(length_us), "waves": waves, "depth": depth}
+
+
+def mode_alone(mode: str) -> str:
+    """Return the mode under which the urgent tenant is alone: what is the victim's is not given."""
+    return str(parse_scheduler(mode).without(VICTIM))
 
 
 def finds_length(run: PlannedRun) -> bool:

@@ -230,6 +230,21 @@ class SchedulerSpec(NamedTuple):
         return next(each.default for each in self.declaration.parameters if each.name == name)
 
     @property
+    def tenants(self) -> list[str]:
+        """Those that it gives something by name."""
+        own = {each.name for each in self.declaration.parameters}
+        return [name for name in self.parameters if name not in own]
+
+    def without(self, tenant: str) -> SchedulerSpec:
+        """Return the mode of a run that lacks a tenant; native, if it names nobody else."""
+        if tenant not in self.tenants:
+            return self
+        if self.tenants == [tenant]:
+            return SchedulerSpec(NATIVE)
+        kept = {name: text for name, text in self.parameters.items() if name != tenant}
+        return self._replace(parameters=kept)
+
+    @property
     def simulated(self) -> SimulatedSharing | None:
         """How tenants share a simulated device; None if the simulator has no model."""
         found = self.declaration.simulated

@@ -45,6 +45,26 @@ def test_each_victim_meets_the_urgent_tenant_under_each_mode(tmp_path: Path) -> 
     assert VICTIM in text
 
 
+@pytest.mark.parametrize(
+    ("mode", "alone"),
+    [
+        ("green-context:victim=64,urgent=32", "green-context:urgent=32"),
+        ("green-context:queues=apart,victim=64,urgent=32", "green-context:queues=apart,urgent=32"),
+        # What is left is of no group: without a victim it is all there is.
+        ("mps-partition:victim=70%", "native"),
+        ("xsched:level=1,threshold=1", "xsched:level=1,threshold=1"),
+    ],
+)
+def test_what_is_the_victim_s_is_not_given_to_the_urgent_tenant_alone(
+    mode: str, alone: str, tmp_path: Path
+) -> None:
+    assert planned.mode_alone(mode) == alone
+    scenario, _ = plan(schedulers={THREADS: [mode]}, depths=[1]).scenario(tmp_path)
+    runs = [own_run(each) for each in cases(scenario)]
+    found = {run.scheduler for run in runs if [each.name for each in run.tenants] == [URGENT]}
+    assert found == {alone}
+
+
 def test_requests_are_rare_beside_what_is_in_flight_and_alike_alone(tmp_path: Path) -> None:
     scenario, _ = plan().scenario(tmp_path)
     for run in (own_run(each) for each in cases(scenario)):
