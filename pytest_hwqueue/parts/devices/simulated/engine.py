@@ -238,6 +238,7 @@ class Engine:
         calendar, all_multiprocessors = self._calendar, self._all_multiprocessors
         front_end, graph_front_end = self._front_end, self._graph_front_end
         for_kernels, for_graphs = front_end.waiting, graph_front_end.waiting
+        most_resident = self.hardware.concurrent_kernels
         while calendar:
             now_ns = calendar[0][0]
             if until_ns is not None and now_ns > until_ns:
@@ -247,19 +248,15 @@ class Engine:
                 _, _, action, argument = heappop(calendar)
                 action(now_ns, argument)
             if for_kernels:
-                self._serve(now_ns, front_end)
+                self._resident += front_end.serve(now_ns, most_resident - self._resident)
             if for_graphs:
-                self._serve(now_ns, graph_front_end)
+                self._resident += graph_front_end.serve(now_ns, most_resident - self._resident)
             if not calendar or calendar[0][0] != now_ns:
                 for slots in all_multiprocessors:
                     if slots.changed:
                         slots.allocate(now_ns)
             if until_passed is not None and until_passed.when_ns is not None:
                 return
-
-    def _serve(self, now_ns: int, front_end: FrontEnd) -> None:
-        room = self.hardware.concurrent_kernels - self._resident
-        self._resident += front_end.serve(now_ns, room)
 
     def _schedule(self, when_ns: int, action: Callable[[int, Any], None], argument: Any) -> None:
         self._sequence += 1
@@ -315,7 +312,10 @@ class Engine:
         work, stream = command.work, command.stream
         if isinstance(work, KernelWork):
             self._slices.load(now_ns, stream.context)
-            self._offer(self._front_end, command, work, _WHOLE)
+            # As `_offer` would: most kernels begin here.
+            self._sequence += 1
+            rank = (-stream.priority, self._sequence)
+            heappush(self._front_end.waiting, (rank, stream.queue.index, (command, work, _WHOLE)))
         elif isinstance(work, CopyWork):
             self._copy(now_ns, command, work, _WHOLE)
         else:
@@ -326,15 +326,16 @@ class Engine:
 
     def _offer(self, front_end: FrontEnd, command: _Command, work: KernelWork, node: int) -> None:
         stream = command.stream
-        front_end.offer(self._rank(stream), stream.queue.index, (command, work, node))
-
-    def _rank(self, stream: _Stream) -> tuple[int, int]:
         self._sequence += 1
-        return (-stream.priority, self._sequence)
+        rank = (-stream.priority, self._sequence)
+        front_end.offer(rank, stream.queue.index, (command, work, node))
 
     def _started(self, now_ns: int, item: tuple[_Command, KernelWork, int]) -> None:
         command, work, _ = item
-        slots, rank = command.stream.multiprocessors, self._rank(command.stream)
+        stream = command.stream
+        slots = stream.multiprocessors
+        self._sequence += 1
+        rank = (-stream.priority, self._sequence)
         slots.add(now_ns, RunningKernel(work, rank, item, slots.slots, self.hardware.slots))
 
     def _kernel_ended(self, now_ns: int, kernel: RunningKernel) -> None:

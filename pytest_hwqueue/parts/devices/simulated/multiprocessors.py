@@ -38,7 +38,9 @@ class RunningKernel:
     def __init__(
         self, work: KernelWork, rank: tuple[int, int], item: Any, slots: int, whole: int
     ) -> None:
-        at_once = max(1, slots // work.slots_per_block)
+        # Windows make a million of these: no calls of `max` and `min`.
+        slots_per_block = work.slots_per_block
+        at_once = slots // slots_per_block or 1
         waves = -(-work.blocks // at_once)
         blocks, duration_ns = work.blocks, work.duration_ns
         if slots < whole:
@@ -47,8 +49,8 @@ class RunningKernel:
             waves = work.waves_at_most
             blocks = at_once * waves
         self.pending = blocks
-        self.block_ns = max(1, -(-duration_ns // waves))
-        self.slots_per_block = min(work.slots_per_block, slots)
+        self.block_ns = -(-duration_ns // waves) or 1
+        self.slots_per_block = slots_per_block if slots_per_block < slots else slots
         self.rank = rank
         self.item = item
         self.start_ns = -1
