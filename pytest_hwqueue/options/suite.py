@@ -21,6 +21,7 @@ from pytest_hwqueue.data.errors import HwqError
 from pytest_hwqueue.data.shipped import PACKAGE, shipped
 from pytest_hwqueue.parts.processes.reaper import die_with_parent
 from pytest_hwqueue.parts.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.parts.schedulers.syntax import parse_schedulers
 from pytest_hwqueue.parts.workloads.registry import ahead
 
 _PLUGIN = "pytest_hwqueue.plugin"
@@ -142,6 +143,10 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
     started = [command[0], "-c", _WITHOUT_TRACEBACK, *command[3:]]
     if not {"--hwq-isolation=none", "--collect-only"}.isdisjoint(command):
         return _run(started, environment, ())
+    modes = "".join(_last(command, "--hwq-scheduler="))
+    if modes and all(each.declaration.needs_environment for each in parse_schedulers(modes)):
+        # Its workers are processes of their own.
+        return _run(started, environment, ())
     server = ForkServer.handed_over()
     if server is None or not server.fits(worker_environment(environment)):
         names, marks, device = (
@@ -157,8 +162,12 @@ def run_pytest(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _values(command: Sequence[str], option: str) -> list[str]:
     """Return the comma-separated values of an option's last occurrence."""
-    found = [each.removeprefix(option) for each in command if each.startswith(option)]
-    return found[-1].split(",") if found else []
+    return [part for text in _last(command, option) for part in text.split(",")]
+
+
+def _last(command: Sequence[str], option: str) -> list[str]:
+    """Return an option's last occurrence, or nothing."""
+    return [each.removeprefix(option) for each in command if each.startswith(option)][-1:]
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:

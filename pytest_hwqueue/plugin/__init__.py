@@ -80,6 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     with wrong_usage():
         config.stash[SETTINGS] = reading.read_settings(config)
         reading.check_combinations(config, config.stash[SETTINGS])
+    if not hasattr(config, "workerinput"):
+        reading.refuse_unknown(config, config.stash[SETTINGS])
     if config.stash[SETTINGS].report is not None:
         from pytest_hwqueue.plugin.page import refuse_unwritable
 

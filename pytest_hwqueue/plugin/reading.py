@@ -11,6 +11,7 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,6 +259,35 @@ def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str
         if text and getattr(settings, name) not in (False, "", (), ("native",), "hot"):
             asked.append((name, f"{source}={text}"))
     return asked
+
+
+def refuse_unknown(config: pytest.Config, settings: Settings) -> None:
+    """Refuse a device's model or a baseline that the command line names and nobody knows.
+
+    Tests are collected after this, which may take as long as their imports do. What is named
+    elsewhere asks for nothing in a session without measuring tests.
+
+    Raises:
+        pytest.UsageError: naming the option, and what there is.
+
+    """
+    kind, _, profile = settings.device.partition(":")
+    if kind == "sim" and config.getoption(BY_NAME["device"].key):
+        from pytest_hwqueue.parts.devices.simulated.profile import load_profile
+
+        with wrong_usage("--hwq-device"):
+            load_profile(profile)
+    if not config.getoption(BY_NAME["compare"].key) or settings.save == settings.compare:
+        return
+    from pytest_hwqueue.judge.baselines.folders import packaged_folder
+    from pytest_hwqueue.judge.baselines.store import Store
+    from pytest_hwqueue.judge.stored import load_named
+
+    folder = config.invocation_params.dir
+    store = Store(folder / settings.baselines, packaged_folder())
+    if not (store.devices_with(settings.compare) or Path(settings.compare).exists()):
+        with wrong_usage("--hwq-compare"):
+            load_named(settings.compare, store)
 
 
 def _given(

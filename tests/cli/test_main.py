@@ -58,17 +58,21 @@ def test_help_the_list_and_a_commands_own_options_need_nothing_heavy() -> None:
         "import sys\nfrom pytest_hwqueue.options import suite\n"
         "from pytest_hwqueue.cli.main import main\n"
         "suite.run_pytest = lambda *_: 0\n"
-        "for given in (['--help'], ['list'], ['run', 'hetero_kernels', '--streams', '2']):\n"
+        "asked = [['--help'], ['list'], ['run', 'hetero_kernels', '--streams', '2']]\n"
+        "asked += [[each, '--help'] for each in main.list_commands(None)]\n"
+        "for given in asked:\n"
         "    try:\n        main(given)\n"
         "    except SystemExit:\n"
-        "        print(sorted({'torch', *['numpy', 'rich', 'pydantic'] * ('--help' in given)}"
+        "        print(sorted({'torch', *['numpy', 'rich', 'pydantic'] * (given == ['--help'])}"
         " & set(sys.modules)))"
     )
 
     status, output, errors = finished(real(script=script))
 
     assert (status, errors) == (0, "")
-    assert [line for line in output.splitlines() if line.startswith("[")] == ["[]"] * 3
+    assert [line for line in output.splitlines() if line.startswith("[")] == ["[]"] * (
+        3 + len(COMMANDS)
+    )
 
 
 @pytest.mark.parametrize(("line", "options", "last"), [

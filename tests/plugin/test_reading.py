@@ -18,6 +18,7 @@ from pytest_hwqueue.plugin.reading import (
     is_given,
     needs_measuring,
     read_settings,
+    refuse_unknown,
     wrong_usage,
 )
 
@@ -163,3 +164,29 @@ def test_distribution_is_asked_of_xdist_where_that_is_installed(pytester: pytest
     assert not is_distributed(pytester.parseconfig())
     assert is_distributed(pytester.parseconfig("--dist=load"))
     assert not is_distributed(pytester.parseconfig("-p", "no:xdist"))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--hwq-device=sim:h2000", "--hwq-device: 'h2000': no such profile; did you mean h200?"),
+        ("--hwq-compare=mian", "--hwq-compare: 'mian' is neither a baseline nor a file nor"),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused_before_tests_are_collected(
+    pytester: pytest.Pytester, given: str, says: str
+) -> None:
+    pytester.makepyfile("raise SystemExit('imported')")
+    done = pytester.runpytest_inprocess("-p", plugin_name(), given)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert says in done.stderr.str()
+    assert "imported" not in done.stdout.str() + done.stderr.str()
+
+
+@pytest.mark.parametrize("given", ["--hwq-compare=new --hwq-save=new", "--hwq-compare=reference"])
+def test_what_is_stored_or_about_to_be_is_no_unknown_name(
+    pytester: pytest.Pytester, given: str
+) -> None:
+    config = pytester.parseconfig("-p", plugin_name(), *given.split())
+    settings = read_settings(config)
+    refuse_unknown(config, settings)

@@ -31,8 +31,8 @@ def doctor(quick: bool, **given: Any) -> int:
 
     Ends with exit status 1 if a check found a problem, and 0 otherwise.
     """
-    from pytest_hwqueue.answers.doctor import as_json, diagnose
     from pytest_hwqueue.answers.doctor.checks import describe_machine
+    from pytest_hwqueue.answers.doctor.diagnosis import as_json, diagnose
     from pytest_hwqueue.answers.doctor.report import diagnosis_document, machine_document
 
     output(machine_document(describe_machine()))

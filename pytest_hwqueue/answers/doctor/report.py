@@ -19,7 +19,7 @@ from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import PrintedFigure, counted, figure, printed, rate_of
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.answers.doctor import Diagnosis
+    from pytest_hwqueue.answers.doctor.diagnosis import Diagnosis
     from pytest_hwqueue.answers.doctor.limits import (
         DeviceLimits,
         DispatchDelay,

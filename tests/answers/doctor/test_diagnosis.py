@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pytest_hwqueue.answers import doctor
-from pytest_hwqueue.answers.doctor import Diagnosis, as_json, diagnose
+from pytest_hwqueue.answers.doctor import diagnosis
 from pytest_hwqueue.answers.doctor.checks import Check
+from pytest_hwqueue.answers.doctor.diagnosis import Diagnosis, as_json, diagnose
 from pytest_hwqueue.answers.doctor.report import diagnosis_document
 from pytest_hwqueue.data.document.terminal import print_document
 from pytest_hwqueue.data.errors import BadOption
@@ -25,7 +25,7 @@ def test_a_whole_diagnosis_prints_and_is_json(tmp_path: Path) -> None:
     for text in ("Checks", "Limits", "128 distinct", "Dispatch", "not available: ", "--quick"):
         assert text in printed.getvalue()
     data = json.loads(as_json(found))
-    assert data["schema"] == doctor.SCHEMA
+    assert data["schema"] == diagnosis.SCHEMA
     assert data["device"] == "cpu"
     assert {check["name"] for check in data["checks"]} == {check.name for check in found.checks}
     assert len(data["limits"]["queues"]) == 8 or data["limits"]["refused"]["queues"]

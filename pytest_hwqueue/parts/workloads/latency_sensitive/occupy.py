@@ -42,9 +42,6 @@ class Occupy(Workload, declared="occupy"):
     With depth 0 an iteration is the tiny kernel alone, the shortest work there is.
     """
 
-    description = "kernels of a given length, blocks and number, to keep a device occupied"
-    units = ("kernels",)
-    tags = ("burst",)
     primary = PrimaryLatency(
         "burst", "launch", "a stream's kernels, from ready to done", marks="events"
     )
