@@ -273,17 +273,17 @@ def _wait(
         return None
     alone = windows.get(_Kind(None, False, terms.mode.alone), [])
     beside = windows.get(_Kind(None, True, str(terms.mode.spec)), [])
-    latencies = [each for one in _latencies_ns(alone) for each in one]
+    medians_us = [percentile(each, 0.5) / _NS_PER_US for each in _latencies_ns(alone)]
     waits_us, alone_us = [], Estimate(unit="µs", refused=f"{VICTIM} alone served no request")
-    if latencies:
-        median_ns = percentile(latencies, 0.5)
-        alone_us = Estimate(value=median_ns / _NS_PER_US, n=len(latencies), unit="µs")
+    if medians_us:
+        alone_us = Estimate(value=fmean(medians_us), n=len(medians_us), unit="µs")
         waits_us = [
-            (percentile(each, P99) - median_ns) / _NS_PER_US
+            percentile(each, P99) / _NS_PER_US - fmean(medians_us)
             for each in _latencies_ns(beside)
             if len(each) >= minimum_samples(P99)
         ]
-    found = mean_of_runs(waits_us, CONFIDENCE).model_copy(update={"unit": "µs"})
+    # What is taken for no wait differs from round to round, too.
+    found = mean_of_runs(waits_us, CONFIDENCE, medians_us).model_copy(update={"unit": "µs"})
     verdict, reason = at_most(found, terms.waits_ms * _US_PER_MS), ""
     if verdict == "not decided":
         failed = _FAILED if _failures([*alone, *beside]) else ""

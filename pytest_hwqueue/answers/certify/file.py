@@ -53,7 +53,9 @@ class WaitResult(PlainData):
     bound_ms: float = Field(description="P99 of the wait that is claimed at most")
     verdict: ClaimVerdict
     reason: str = Field("", description="why it is not decided")
-    alone_p50_us: Estimate = Field(description="median latency alone, which is no wait")
+    alone_p50_us: Estimate = Field(
+        description="mean of the rounds' median latencies alone, which is no wait"
+    )
     p99_us: Estimate = Field(description="mean of the rounds' P99, less that median")
 
 
