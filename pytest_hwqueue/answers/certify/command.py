@@ -139,6 +139,7 @@ def _again(folder: Path, asked: _Asked) -> CertificateFile:
     from pytest_hwqueue.answers.certify import certificate as made
     from pytest_hwqueue.answers.certify.file import CertificateFile
     from pytest_hwqueue.answers.certify.plan import read_mode
+    from pytest_hwqueue.data.metrics.numbers import listed
     from pytest_hwqueue.data.records.tenants import records_in
 
     records = [record for _, record in records_in(folder)]
@@ -152,9 +153,14 @@ def _again(folder: Path, asked: _Asked) -> CertificateFile:
         raise HwqError(f"--from: {folder} has no window of `hwq certify`")
     claimed = [] if before is None else [each.resource for each in before.resources if each.claimed]
     there = [each.resource for each in before.resources] if before else made.resources_of(records)
+    resources = asked.resources or there
+    if missing := [each for each in asked.claims or () if each not in resources]:
+        raise BadOption(
+            "--claims", ",".join(missing), f"what is judged of {folder} is {listed(resources)}"
+        )
     terms = made.CertificateTerms(
         mode,
-        asked.resources or there,
+        resources,
         {*mode.claims.apart, *(claimed if asked.claims is None else asked.claims)},
         asked.bound or (before.bound if before else _BOUND),
         asked.waits_ms or (before.wait.bound_ms if before and before.wait else None),
@@ -169,7 +175,11 @@ def _measured(mode: PlacedMode, asked: _Asked, given: dict[str, Any], files: Out
     from pytest_hwqueue.data.metrics.numbers import duration, listed
     from pytest_hwqueue.data.records.placement import TenantPlacement
     from pytest_hwqueue.parts.devices.kinds import only_device
-    from pytest_hwqueue.parts.schedulers.syntax import Scheduler, opened_or_not
+    from pytest_hwqueue.parts.schedulers.syntax import (
+        Scheduler,
+        opened_or_not,
+        tenant_requests,
+    )
 
     resources, claims = asked.resources or RESOURCES, asked.claims or ()
     if missing := [each for each in claims if each not in resources]:
@@ -200,6 +210,10 @@ def _measured(mode: PlacedMode, asked: _Asked, given: dict[str, Any], files: Out
     claimed = {each for each in resources if each in (*mode.claims.apart, *claims)}
     plan = CertifyPlan(mode, measured_of, claimed, window_s, given["rounds"], asked.waits_ms)
     scenario, text = plan.scenario(Path.cwd())
+    if isinstance(opened, Scheduler) and (
+        reason := opened.pointless(tenant_requests(scenario.tenants_of(None)))
+    ):
+        raise BadOption("MODE", str(mode), reason)
     measured = common.measure_rounds(
         common.RoundsPlan(scenario, text, plan.window_s, plan.all_s, plan.rounds), given
     )

@@ -92,6 +92,10 @@ def test_records_say_the_same_again_and_other_terms_are_other_verdicts(
     assert "is shown to keep multiprocessors apart" in page
     assert "does NOT keep the victim's share" in page
     assert "copies" not in page
+    # A claim that nothing was measured of is not left out in silence.
+    more = hwq("certify", "--from", folder, "--claims", "l2,copies")
+    assert more.exit_code == 4
+    assert "--claims: 'l2' is not valid" in more.output
     # Nobody wrote a result before a session was killed.
     (folder / "certificate.json").rename(tmp_path / "certificate.json")
     try:
@@ -129,6 +133,8 @@ def test_the_page_begins_with_the_certificate(session: tuple[Path, Result]) -> N
         (["--from", "."], ". has no window of `hwq certify`"),
         (["green-context:victim=64"], "write threads-green-context:victim=64"),
         (["threads-green-context:high=64"], "the tenants are called victim and stressor"),
+        (["mps-static:victim=4"], "no partition for stressor"),
+        (["mps-static:cell=4"], "no tenant is called cell; there are victim, stressor"),
         (["preload:nothing"], "nothing"),
     ],
 )
