@@ -345,3 +345,18 @@ def test_document_page_and_file_have_the_same_laws(tmp_path: Path) -> None:
     nothing = preempt_file([], complete=True)
     assert nothing.laws == []
     assert preempt_svg(nothing) is None
+
+
+@pytest.mark.parametrize("name", ["processes", "threads"])
+def test_stored_laws_follow_from_the_rounds(name: str) -> None:
+    stored = Path(__file__).parents[3] / "baselines" / "nvidia-h200" / "preempt" / f"{name}.json"
+    if not stored.exists():
+        pytest.skip("a source distribution has only the reference baselines")
+    for law in PreemptFile.model_validate_json(stored.read_bytes()).laws:
+        lengths_us = [float(wait.kernel_us) for wait in law.waits]
+        line = straight_line(lengths_us, [wait.rounds_p99_us for wait in law.waits], 0.95)
+        assert line.slope.ends == pytest.approx(law.slope.ends)
+        assert line.intercept.value == pytest.approx(law.intercept_us.value)
+        assert law.verdict == preemption_verdict(
+            line, lengths_us, [float(wait.p99_us) for wait in law.waits]
+        )
