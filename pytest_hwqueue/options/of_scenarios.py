@@ -425,6 +425,20 @@ def measure_rounds(plan: RoundsPlan, given: Mapping[str, Any]) -> RoundsMeasured
     return RoundsMeasured(records, settings.folder, bad, bool(interrupted))
 
 
+def windows_in(folder: Path) -> list[ColocationRecord]:
+    """Return the windows in a folder of --from; refuse those of several devices."""
+    from pytest_hwqueue.data.metrics.numbers import listed
+    from pytest_hwqueue.data.records.tenants import records_in
+
+    records = [record for _, record in records_in(folder)]
+    if len(devices := {record.device for record in records}) > 1:
+        raise HwqError(
+            f"--from: {folder} has windows of {listed(sorted(devices))}, which are not compared: "
+            "give the folder of one session"
+        )
+    return records
+
+
 def seconds(option: str, text: str) -> float:
     """Read a duration such as 60s."""
     from pydantic import TypeAdapter, ValidationError

@@ -213,7 +213,7 @@ def _of_resource(
     elif not claimed:
         verdict = "not claimed"
     else:
-        verdict = kept_apart(slower, native_slower, terms.bound)
+        verdict = _unless_failed(kept_apart(slower, native_slower, terms.bound), reason)
         if verdict == "not decided" and not reason:
             reason = _undecided(slower, native_slower, terms.bound)
     return ResourceResult.model_validate(
@@ -223,6 +223,11 @@ def _of_resource(
             "native_slower": native_slower,
         }
     )  # fmt: skip
+
+
+def _unless_failed(verdict: ClaimVerdict, failed: str) -> ClaimVerdict:
+    """Show nothing by the rounds that are left: a victim may be slowest where it fails."""
+    return "not decided" if failed and verdict == "shown" else verdict
 
 
 def _unfit(device: str) -> str:
@@ -260,7 +265,7 @@ def _share(
         )
     claimed = share(mode.spec.parameters[VICTIM], count)
     bound = claimed * (1 + terms.bound)
-    verdict, reason = at_most(found, bound), ""
+    verdict, reason = _unless_failed(at_most(found, bound), failed), ""
     if verdict == "not decided":
         reason = failed or found.refused or _WIDE
     return ShareResult(claimed=claimed, bound=bound, verdict=verdict, reason=reason, share=found)
@@ -284,9 +289,9 @@ def _wait(
         ]
     # What is taken for no wait differs from round to round, too.
     found = mean_of_runs(waits_us, CONFIDENCE, medians_us).model_copy(update={"unit": "µs"})
-    verdict, reason = at_most(found, terms.waits_ms * _US_PER_MS), ""
+    failed = _FAILED if _failures([*alone, *beside]) else ""
+    verdict, reason = _unless_failed(at_most(found, terms.waits_ms * _US_PER_MS), failed), ""
     if verdict == "not decided":
-        failed = _FAILED if _failures([*alone, *beside]) else ""
         reason = failed or alone_us.refused or found.refused or _WIDE
     return WaitResult(
         bound_ms=terms.waits_ms, verdict=verdict, reason=reason, alone_p50_us=alone_us, p99_us=found

@@ -140,9 +140,8 @@ def _again(folder: Path, asked: _Asked) -> CertificateFile:
     from pytest_hwqueue.answers.certify.file import CertificateFile
     from pytest_hwqueue.answers.certify.plan import read_mode
     from pytest_hwqueue.data.metrics.numbers import listed
-    from pytest_hwqueue.data.records.tenants import records_in
 
-    records = [record for _, record in records_in(folder)]
+    records = common.windows_in(folder)
     try:
         # A session that was killed left no result.
         before = CertificateFile.model_validate_json((folder / _RESULT).read_bytes())

@@ -75,12 +75,11 @@ def preempt(
     """
     from pytest_hwqueue.answers.preempt import plan as planned
     from pytest_hwqueue.answers.preempt.laws import preempt_file
-    from pytest_hwqueue.data.records.tenants import records_in
 
     files = OutFiles.of(given)
     common.refuse_unwritable(files, "--from draws from records measured elsewhere")
     if source is not None:
-        records = [record for _, record in records_in(source)]
+        records = common.windows_in(source)
         found = preempt_file(records, complete=_was_complete(source))
         if not found.laws:
             raise HwqError(f"--from: {source} has no window of `hwq preempt`")

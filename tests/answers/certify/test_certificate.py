@@ -211,6 +211,24 @@ def test_windows_that_failed_are_told_and_certify_nothing() -> None:
     assert "failed, no proof" in markdown(certificate_document(found))
 
 
+def test_what_other_rounds_have_shows_nothing_where_one_failed() -> None:
+    """A victim that gets nothing done is slowest, and has no figure."""
+    every = records(GREEN, Truth({"l2": 0.5}, share=0.5), ("l2",))
+    last = [
+        each.model_copy(update={"status": "failed", "reason": "died", "tenants": []})
+        if each.run == 5 and each.scheduler != "native"
+        else each
+        for each in every
+    ]
+    assert certificate(GREEN, every, ("l2",)).verdicts == ["shown", "refuted", "shown"]
+    found = certificate(GREEN, last, ("l2",))
+    assert found.verdicts == ["not decided", "refuted", "not decided"]
+    assert of(found, "multiprocessors").slower.n == 4
+    assert of(found, "multiprocessors").reason == "windows failed"
+    assert found.share is not None
+    assert found.share.reason == "windows failed"
+
+
 def test_a_stressor_that_did_nothing_is_no_neighbour() -> None:
     idle = [
         each.model_copy(

@@ -6,6 +6,7 @@ share a lock. It has neither an L2 cache nor a memory whose bandwidth is shared.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pytest_hwqueue.answers.certify.file import CertificateFile
 from pytest_hwqueue.answers.page.cells import find_records
 from pytest_hwqueue.answers.page.render import page_of
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.data.records.tenants import records_in
+from pytest_hwqueue.data.records.tenants import records_in, write_colocation
 
 GREEN = "threads-green-context:victim=64"
 
@@ -96,6 +97,14 @@ def test_records_say_the_same_again_and_other_terms_are_other_verdicts(
     more = hwq("certify", "--from", folder, "--claims", "l2,copies")
     assert more.exit_code == 4
     assert "--claims: 'l2' is not valid" in more.output
+    # A model's windows and a machine's are no pair.
+    (both := tmp_path / "both").mkdir()
+    for path, record in records_in(folder)[:2]:
+        shutil.copy(path, both)
+        write_colocation(both / f"cpu-{path.name}", record.model_copy(update={"device": "cpu"}))
+    mixed = hwq("certify", "--from", both)
+    assert mixed.exit_code == 4
+    assert "has windows of cpu and sim:h200, which are not compared" in mixed.output
     # Nobody wrote a result before a session was killed.
     (folder / "certificate.json").rename(tmp_path / "certificate.json")
     try:
