@@ -128,6 +128,16 @@ def resources_of(records: Iterable[ColocationRecord]) -> list[Resource]:
     return [*dict.fromkeys(kind.resource for kind in kinds if kind.resource is not None)]
 
 
+def claims_of(records: Iterable[ColocationRecord], mode: PlacedMode) -> list[Resource]:
+    """Return what a session held a mode to: only that has a stressor under native.
+
+    Of native itself nobody knows it.
+    """
+    kinds = [] if mode.native else filter(None, map(_kind, records))
+    controls = [each for each in kinds if each.beside and each.scheduler == NATIVE.name]
+    return [*dict.fromkeys(each.resource for each in controls if each.resource is not None)]
+
+
 def _kind(record: ColocationRecord) -> _Kind | None:
     """Return what a record is of; None if it is of another command."""
     tenants = {each.name: each for each in record.plan.tenants}

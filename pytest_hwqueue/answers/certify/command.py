@@ -150,7 +150,10 @@ def _again(folder: Path, asked: _Asked) -> CertificateFile:
     mode = made.mode_of(records) if before is None else read_mode(before.mode)
     if mode is None or not records:
         raise HwqError(f"--from: {folder} has no window of `hwq certify`")
-    claimed = [] if before is None else [each.resource for each in before.resources if each.claimed]
+    if before is None:
+        claimed = made.claims_of(records, mode)
+    else:
+        claimed = [each.resource for each in before.resources if each.claimed]
     there = [each.resource for each in before.resources] if before else made.resources_of(records)
     resources = asked.resources or there
     if missing := [each for each in asked.claims or () if each not in resources]:

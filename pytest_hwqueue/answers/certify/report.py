@@ -119,7 +119,7 @@ def sentences(found: CertificateFile) -> list[str]:
         if kept:
             said.append(sentence.format(mode=found.mode, what=listed(kept)))
     if not found.verdicts:
-        said.append(f"{found.mode} claims nothing, and is held to nothing (--claims).")
+        said.append(f"{found.mode} claims none of these, and is held to none (--claims).")
     others = [each for each in found.resources if each.verdict == "not claimed"]
     if others:
         figures = [f"{_WORDS[each.resource]} {printed(each.slower, percent)}" for each in others]

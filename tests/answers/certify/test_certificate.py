@@ -181,7 +181,7 @@ def test_a_mode_that_claims_nothing_has_figures_and_no_verdict() -> None:
     assert found.verdicts == []
     assert found.share is None
     assert {each.verdict for each in found.resources} == {"not claimed"}
-    assert sentences(found)[0] == "native claims nothing, and is held to nothing (--claims)."
+    assert sentences(found)[0] == "native claims none of these, and is held to none (--claims)."
     assert "memory bandwidth 49.6 % [" in sentences(found)[1]
     assert certificates_headline([found]).level == "warn"
 
