@@ -29,6 +29,8 @@ from pytest_hwqueue.answers.preempt.report import (
 from pytest_hwqueue.data.document.document import markdown
 from pytest_hwqueue.data.metrics.interference import EffectVerdict, PriorityEffect
 from pytest_hwqueue.data.metrics.latency import minimum_samples
+from pytest_hwqueue.data.metrics.preemption import preemption_verdict
+from pytest_hwqueue.data.metrics.straight_line import straight_line
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
