@@ -66,13 +66,13 @@ def test_a_command_is_explained_as_it_explains_itself(name: str) -> None:
 
 def test_a_term_is_explained_as_the_glossary_has_it() -> None:
     told = (
-        "tenant: who shares the device in a scenario: a model, a workload, a function or a server"
+        "tenant: a model, a workload, a function or a server that shares the device in a scenario,"
     )
     assert " ".join(explained("tenant").output.split()) == f"{told} with its own arrivals"
     for subject, begins in (
-        (("Closed", "Loop"), "closed loop: the next request starts when"),
+        (("Closed", "Loop"), "closed loop: arrivals in which the next request starts when"),
         (("p99.9",), "P50, P95, P99, P99.9: the time below which"),
-        (("blind",), "blind: said of a cell that could not have seen a change of `--hwq-detect`"),
+        (("blind",), "blind: said of a cell whose runs are too noisy or too few to rule out"),
         (("mps-priority",), "mps-priority: MPS; tenants of priority 0"),
         # A term that names something else, too, comes before it.
         (("sentinel",), "sentinel: a cell without the product's code"),
