@@ -350,7 +350,7 @@ def _judgement(cell: CellGate, rejected: bool) -> tuple[State, str, str]:
         return shortcoming
     if latest.p_t > cell.settings.screen:
         return "pass", "within-noise", "no worse than runs differ"
-    return "pass", "not-shown", "no worsening is shown"
+    return "pass", "not-shown", "no slowdown found"
 
 
 def _conviction(cell: CellGate) -> tuple[State, str, str]:
@@ -393,7 +393,11 @@ def _shortcoming(cell: CellGate) -> tuple[State, str, str] | None:
     if main.thin:
         return "inconclusive", "unstable", "isolated runs leave too few to tell"
     if not all(figure.excludes for figure in cell.witnesses):
-        return "inconclusive", "blind", "no worsening is shown, but the cell could not see it"
+        text = (
+            "no slowdown found, but these runs are too noisy or too few to rule out one of "
+            f"{100 * cell.settings.detect:.3g} %"
+        )
+        return "inconclusive", "blind", text
     return None
 
 

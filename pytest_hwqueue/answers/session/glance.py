@@ -22,7 +22,6 @@ from pytest_hwqueue.data.document.notes import (
 from pytest_hwqueue.data.document.scaling import saturated_from
 from pytest_hwqueue.data.metrics.between_runs import RunSpread
 from pytest_hwqueue.data.metrics.numbers import (
-    REFUSED,
     PrintedFigure,
     counted,
     grouped,
@@ -267,7 +266,7 @@ def _refused(notes: Notes) -> list[str]:
         for figure, count in notes.refused_in_short().items()
         if figure not in (PERCENTILES[key] for key in _TIMES)
     ]
-    return [f"also refused: {_some(left)}; -v says why"] if left else []
+    return [f"not printed: {_some(left)}; -v gives the reasons"] if left else []
 
 
 def _some(texts: Sequence[str]) -> str:
@@ -276,14 +275,10 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _table(rows: Sequence[Row], compared: str) -> Table:
-    """Return the table; P50 leaves its unit to P99, unless one unit is all rows'."""
-    units = {shown.unit for row in rows for shown in row.figures.get("p50", [])}
-    for row in rows:
-        if len(units) > 1 and row.figures.get("p99", [REFUSED]) != [REFUSED]:
-            row.figures["p50"] = [replace(row.figures["p50"][0], unit="")]
+    """Return the table."""
     return Table([
         Column("cell", "cell"), Column("n", "n", right=True),
-        Column("p50", "P50", "as P99" if len(units) > 1 else "", shares=_TIMES),
+        Column("p50", "P50", shares=_TIMES),
         Column("p99", "P99", shares=_TIMES),
         Column("throughput", "per s", unit_in_header=False),
         Column("change", "change", compared),

@@ -213,8 +213,8 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
         return ""
     if choice.best is None:
         return (
-            "Which of them leaves most is not known: they were measured in different sessions, and "
-            "not each has its tenants alone to be compared with."
+            "Which of them leaves the others most throughput is not known: they were measured in "
+            "different sessions, and not each has its tenants alone to be compared with."
             if choice.less_urgent
             else "No tenant is less urgent than another, so nothing is to be lost."
         )
@@ -223,14 +223,18 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
     if not choice.alike:
         alone = len(choice.met) == 1
         only = choice.best if _native_that_met_all(found, choice) else "It"
-        lead = f"{only} leaves" if alone else f"Of these, {choice.best} leaves most:"
+        lead = (
+            f"{only} leaves"
+            if alone
+            else f"Of these, {choice.best} leaves the others most throughput:"
+        )
         sentences = [f"{lead} {left}."]
     else:
         several = len(found.sessions) > 1
         what = "its share of that alone, within each session" if several else "that throughput"
         group = listed([choice.best, *choice.alike])
         few = len(choice.alike) + 1 < len(choice.met)
-        lead = f"{group} leave most, and" if few else "They"
+        lead = f"{group} leave the others most throughput, and" if few else "They"
         sentences = [
             f"{lead} cannot be told apart by what they leave less urgent tenants: the intervals of "
             f"{what} overlap. {choice.best} leaves {left}."

@@ -415,7 +415,7 @@ def attribute(
     refused: dict[str, str] = {}
     charges = _Charges(requests, evidence, host)
     lengths = np.array([_length(request) for request in requests], dtype=np.float64)
-    equal = "no request is longer than it: the slowest are equal"
+    equal = "all slowest requests took the same time, so no cause can be ranked"
     cause_of = cache(charges.cause_of)
     for name, (threshold, above) in above_percentiles(lengths, "requests", equal, refused).items():
         tail = map(cause_of, compress(requests, above))

@@ -98,8 +98,8 @@ def too_few(
     # However they follow each other, there is one.
     counted = max(1, int(worth))
     if n < enough:
-        return f"has {n} {noun}, worth {counted} independent ones at least; {enough} suffice"
-    return f"has {n} {noun}, which follow each other and are worth {counted} independent ones"
+        return f"has {n} {noun}, as good as {counted} independent ones at least; {enough} suffice"
+    return f"has {n} {noun}, which are correlated and as good as {counted} independent ones"
 
 
 def minimum_samples(quantile: float, confidence: float = CONFIDENCE) -> int:

@@ -134,7 +134,7 @@ def _doubts(
     elif low < bound.ns <= high:
         allow = "" if is_below else ", or allow more"
         yield (
-            f"the {CONFIDENCE:.0%} interval contains the bound, so chance decides: "
+            f"the {CONFIDENCE:.0%} interval contains the bound, so it could go either way: "
             f"{remedy(record)}{allow}"
         )
 

@@ -282,7 +282,7 @@ def _trace(tenant: str, ran: Sequence[DeviceWork]) -> Trace:
 def _sharing(plan: Colocation) -> SimulatedSharing:
     sharing = parse_scheduler(plan.scheduler).simulated
     if sharing is None:
-        raise _not_modelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
+        raise _not_modelled(f"the simulator does not model {plan.scheduler}; use a real device")
     return sharing
 
 

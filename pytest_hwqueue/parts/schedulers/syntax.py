@@ -441,7 +441,7 @@ def unavailable_for_process(scheduler: Scheduler, device_kind: str) -> str | Non
     """Return why no process for cells can be started under a mode, or None."""
     if not capabilities_of(device_kind).tenant_processes:
         if scheduler.spec.simulated is None:
-            return f"{scheduler.mode} is no part of the model of a device; use a real one"
+            return f"the simulator does not model {scheduler.mode}; use a real device"
         return (
             f"{scheduler.mode}: a simulated device knows it between tenants, in scenario files, "
             "and not for single tests"
@@ -478,7 +478,7 @@ def impossible_split(scheduler: Scheduler, device: Device, urgency: Sequence[int
     if partitions is None or not device.capabilities.simulated:
         return None
     if scheduler.spec.simulated is None:
-        return f"{scheduler.mode} is no part of the model of a device; use a real one"
+        return f"the simulator does not model {scheduler.mode}; use a real device"
     device = cast("SimulatedDevice", device)
     split = partitions[0].split
     others = any(partition.group == len(split) for partition in partitions)

@@ -270,7 +270,7 @@ def test_a_scheduler_that_is_not_modelled_costs_the_others_nothing(tmp_path: Pat
     text = SCENARIO.replace("[native, mps-priority]", '[native, "xsched:level=3"]')
     (native, xsched), result = search(tmp_path, text)
     assert native.capacity_per_s.value is not None
-    assert "no part of the model" in xsched.reason
+    assert "the simulator does not model" in xsched.reason
     assert xsched.reason in " ".join(result.stdout.split())
 
 

@@ -79,10 +79,12 @@ def test_the_answer_says_that_native_is_enough() -> None:
 
 def test_the_answer_ranks_only_what_can_be_told_apart() -> None:
     a, b, c = judged("a", "met", 94), judged("b", "met", 95), judged("c", "met", 80)
-    assert told(a, c)[1].startswith("Of these, a leaves most: low0 94.0 images/s")
+    assert told(a, c)[1].startswith(
+        "Of these, a leaves the others most throughput: low0 94.0 images/s"
+    )
     told_apart = "what they leave less urgent tenants: the intervals of that throughput overlap."
     assert told(a, b)[1].startswith(f"They cannot be told apart by {told_apart} b leaves low0 95.0")
-    most = "b and a leave most, and cannot be told apart by"
+    most = "b and a leave the others most throughput, and cannot be told apart by"
     assert told(a, b, c)[1].startswith(f"{most} {told_apart} b leaves low0 95.0")
 
 

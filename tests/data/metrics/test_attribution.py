@@ -282,7 +282,7 @@ def test_requests_without_a_tail_and_impossible_ones_are_refused() -> None:
     missing = "has 50 requests; 350 independent ones suffice"
     assert (few.tails, few.refused["p95"]) == ({}, missing)
     equal = attribute([closed(number, number * MS, US) for number in range(400)], [], {})
-    assert equal.refused["p99"] == "no request is longer than it: the slowest are equal"
+    assert equal.refused["p99"].startswith("all slowest requests took the same time")
     assert attribute([], [], {}).tails == {}
     for times in ((10, 5, 20, 30), (5, 20, 10, 30), (5, 10, 30, 20)):
         with pytest.raises(ValueError, match="request 3: arrival"):

@@ -104,7 +104,7 @@ def test_summary_known() -> None:
     # They fall from first to last: their range is all that is known of the median of what comes.
     assert [(each.value, each.interval, each.refused) for each in figures] == [
         (50.0, (0.0, 100.0), ""),
-        (95.0, None, "has 101 samples, worth 1 independent ones at least; 350 suffice"),
+        (95.0, None, "has 101 samples, as good as 1 independent ones at least; 350 suffice"),
         (None, None, "has 101 samples; 1000 independent ones suffice"),
         (None, None, "has 101 samples; 5500 independent ones suffice"),
     ]  # fmt: skip

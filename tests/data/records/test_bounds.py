@@ -54,7 +54,7 @@ def test_what_is_below_its_bound_passes_in_every_unit(bound: str) -> None:
         (STEADY, "p99", "9 ms", None, "P99 of mine[cpu-s1-native-eager] is 11.0 ms [11.0, 11.0] "
          "(n = 1000), not below 9 ms"),
         (STEADY, "p50", "1 ms", "small", "P50 of small in mine[cpu-s1-native-eager] is 1.05 ms"),
-        (WIDE, "p50", "50 ms", None, "interval contains the bound, so chance decides"),
+        (WIDE, "p50", "50 ms", None, "interval contains the bound, so it could go either way"),
         # The bound itself is not below.
         ([5_000_000] * 1000, "p99", "5 ms", None, "not below 5 ms"),
     ],
@@ -71,12 +71,16 @@ def test_what_is_not_fails_with_its_figure_interval_and_samples(
 @pytest.mark.parametrize(
     ("samples", "bound", "said"),
     [
-        (WIDE, "51 ms", "(n = 1000), below 51 ms; the 95% interval contains the bound, so chance"),
+        (
+            WIDE,
+            "51 ms",
+            "(n = 1000), below 51 ms; the 95% interval contains the bound, so it could",
+        ),
         # P99 of 400 samples is printed without an upper end.
         (
             [*STEADY[:400], 13_000_000],
             "12 ms",
-            "below 12 ms; it has no interval: has 401 samples, worth 366",
+            "below 12 ms; it has no interval: has 401 samples, as good as 366",
         ),
     ],
 )

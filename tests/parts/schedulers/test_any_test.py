@@ -238,7 +238,7 @@ def test_services_end_with_the_session(
          "preload:served cannot be followed here: it needs a process started for it"),
         ("preload:served -n1", "leave out xdist's -n"),
         ("preload:served --hwq-device=sim:h200",
-         "nothing to measure: preload:served is no part of the model of a device"),
+         "nothing to measure: the simulator does not model preload:served"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_starts(

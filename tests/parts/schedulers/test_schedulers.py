@@ -159,7 +159,7 @@ def test_where_a_process_can_have_a_mode() -> None:
     # What scenario files could not simulate either is not sent there.
     for mode in ("xsched-app", "xsched:level=3", "mps-partition", "mps-static"):
         assert unavailable_for_process(open_scheduler(mode), "sim") == (
-            f"{mode} is no part of the model of a device; use a real one"
+            f"the simulator does not model {mode}; use a real device"
         )
     assert unavailable_for_cell(mps, "cpu", [0]) is None
 
