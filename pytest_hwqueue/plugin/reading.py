@@ -271,13 +271,15 @@ def refuse_unknown(config: pytest.Config, settings: Settings) -> None:
         pytest.UsageError: naming the option, and what there is.
 
     """
-    kind, _, profile = settings.device.partition(":")
-    if kind == "sim" and config.getoption(BY_NAME["device"].key):
-        from pytest_hwqueue.parts.devices.simulated.profile import load_profile
+    if config.getoption(BY_NAME["device"].key):
+        from pytest_hwqueue.parts.devices.simulated.profile import modelled_variable
 
         with wrong_usage("--hwq-device"):
-            load_profile(profile)
-    if not config.getoption(BY_NAME["compare"].key) or settings.save == settings.compare:
+            modelled_variable(settings.device)
+    # What torchrun's ranks compare with is refused whatever it is.
+    if "WORLD_SIZE" in os.environ or settings.save == settings.compare:
+        return
+    if not config.getoption(BY_NAME["compare"].key):
         return
     from pytest_hwqueue.judge.baselines.folders import packaged_folder
     from pytest_hwqueue.judge.baselines.store import Store

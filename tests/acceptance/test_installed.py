@@ -36,7 +36,7 @@ def run(folder: Path, *command: str) -> str:
 
 def test_the_command_the_suite_and_its_reference_come_with_the_package(tmp_path: Path) -> None:
     hwq = str(Path(sys.executable).with_name("hwq"))
-    assert run(tmp_path, hwq, "help", "tenant").startswith("tenant: who shares the device")
+    assert run(tmp_path, hwq, "help", "tenant").startswith("tenant: a model, a workload,")
     suite = ("--pyargs", "pytest_hwqueue.benchmarks", "--collect-only", "-q")
     collected = run(tmp_path, sys.executable, "-m", "pytest", *suite, "--hwq-device=sim:h200")
     assert "::test_large_gemm_only[sim:h200-" in collected

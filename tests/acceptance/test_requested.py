@@ -167,8 +167,8 @@ def test_what_is_wrong_with_the_names_or_files_is_the_first_thing_said(
 def test_workers_of_xdist_refuse_once(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_mine(hwq): pass")
     without = ("-p", "no:hypothesispytest")
-    given = ("-p", plugin_name(), *without, "-n2", "--hwq-device=sim:nowhere")
+    given = ("-p", plugin_name(), *without, "-n2", "--hwq-device=cuda:99")
     result = pytester.runpytest_subprocess(*given)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["ERROR: nothing to measure: *nowhere*"])
+    result.stdout.fnmatch_lines(["ERROR: nothing to measure: *cuda:99*"])

@@ -144,7 +144,7 @@ def test_a_tenant_whose_requests_are_all_alike_has_no_causes(tmp_path: Path) -> 
     found = causes(simulated(tmp_path, _HIGH, device=f"sim:{profile}"), "high")
     assert found.tails == {}
     assert set(found.refused) == {"p95", "p99"}
-    assert all("slowest are equal" in reason for reason in found.refused.values())
+    assert all("took the same time" in reason for reason in found.refused.values())
 
 
 class Oversleeping(SimulatedDevice):

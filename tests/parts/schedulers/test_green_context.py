@@ -165,7 +165,7 @@ def test_a_cell_of_the_simulated_device_is_proven(urgency: list[int], eighths: i
 
 def test_queues_apart_are_no_part_of_the_model() -> None:
     device = SimulatedDevice("h200")
-    for mode, said in (("queues=apart", "use a real one"), ("queues=shared", None)):
+    for mode, said in (("queues=apart", "use a real device"), ("queues=shared", None)):
         opened = open_scheduler(f"green-context:{mode},cell=32")
         found = impossible_split(opened, device, [0])
         assert found is None if said is None else said in (found or "")
