@@ -271,7 +271,11 @@ def refuse_unknown(config: pytest.Config, settings: Settings) -> None:
         pytest.UsageError: naming the option, and what there is.
 
     """
-    if config.getoption(BY_NAME["device"].key):
+    from pytest_hwqueue.data.records.kinds import capabilities_of
+
+    given = config.getoption(BY_NAME["device"].key)
+    if given and capabilities_of(settings.device).simulated:
+        # Its profile is read by what a session that measures nothing need not import.
         from pytest_hwqueue.parts.devices.simulated.profile import modelled_variable
 
         with wrong_usage("--hwq-device"):
